@@ -16,13 +16,12 @@ from devices.errors import DiscoveryError
 from devices.names import join_address
 from edge.bridge.app import create_app
 from edge.bridge.browsers import Browsers
-from edge.bridge.page import LOST_S, Page
+from edge.bridge.page import Page
 from edge.bridge.page_worker import WorkerPlace, free_port
 from edge.net.channel import is_loopback
 from edge.serve.http.connections import bounded_connections
 from edge.serve.http.listeners import listeners
 
-DEFAULT_PORT = 7443
 _STREAMS_END_S = 2
 
 
@@ -35,7 +34,6 @@ class BridgeOptions:
     folder: Path  # records of the browsers
     cache: Path  # folder for slices on their way to pages
     certificate: Path | None  # PEM file with the certificate and its key; None: no TLS, only on loopback
-    lost_s: float = LOST_S  # silence after which a page is lost
 
 
 def page_address(options: BridgeOptions, port: int) -> str:
@@ -70,7 +68,7 @@ async def _serve(options: BridgeOptions, sockets: Sequence[object], listening: C
 
     def page_of(name: str) -> Page:
         if name not in pages:
-            pages[name] = Page(name, _place(name), browsers, options.lost_s)
+            pages[name] = Page(name, _place(name), browsers)
         return pages[name]
 
     def _place(name: str) -> WorkerPlace:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from edge.browser.page import PageConnection
 from edge.errors import EngineError, Interrupted, NotEnoughMemory
 from edge.llama.batch import Batch
+from edge.llama.ggml import Node
 from edge.llama.hooks import Hook, NodeValue
 from edge.llama.llama import FLASH_ATTENTION, Context, Model, SequenceLayout
 from edge.llm.engine import Accounted, ModelRunner
@@ -24,13 +25,13 @@ from edge.llm.options import EngineOptions
 from edge.weights import memory
 from edge.weights.mapped import ModelInMemory, check_generates_text
 from edge.weights.memory import MIB, LoadRequest, MemoryNeed
+from partition.architectures.description import SCALED_INPUT
 from partition.architectures.table import RULES, has_flash
 from partition.model.file import ModelFile
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 
-SCALED_INPUT = "inp_scaled"  # node where Gemma scales the embeddings, including embeddings passed in directly
 _STOPPED = 2  # llama_decode's code after the abort callback stopped it
 _LIBRARY_BYTES = 48 << 20  # llama.cpp, its stack and its graphs
 
@@ -66,8 +67,8 @@ class PageEngine(ModelRunner):
     ) -> ModelInMemory:
         """Send the slice to the page, and let the page load it."""
         sizes = request.sizes
-        need = replace(memory.need(request.file.path, sizes), available=self._page_bytes)
-        need = MemoryNeed({**need.parts, "runtime": _LIBRARY_BYTES}, self._page_bytes, self._page_bytes)
+        parts = {**memory.need(request.file.path, sizes).parts, "runtime": _LIBRARY_BYTES}
+        need = MemoryNeed(parts, self._page_bytes, self._page_bytes)
         if not need.fits:
             raise NotEnoughMemory(
                 f"the slice needs {need.total / MIB:,.0f} MiB in the browser, which has {self._page_bytes / MIB:,.0f};"
@@ -122,11 +123,14 @@ class PageContext(Context):
     ) -> None:
         """facts: what the page reports about the context."""
         self._page, self.model = page, model
-        self._hooks, self._threads = request.hooks, request.threads
+        self._threads = request.threads
         rules, architecture = RULES[model.architecture], request.file.architecture
         blocks = request.file.metadata.get(f"{architecture}.block_count")
-        self._end = rules.end_node.format(int(blocks) - 1 if isinstance(blocks, int) else 0)
-        self._inputs = tuple(name for name in (SCALED_INPUT, rules.input_node) if name)
+        end = rules.end_node.format(int(blocks) - 1 if isinstance(blocks, int) else 0)
+        self._end_hooks = _hooks_of(request.hooks, end)
+        self._end = end if self._end_hooks else ""  # node at which the graph ends; "": it computes logits
+        inputs = (name for name in (SCALED_INPUT, rules.input_node) if name and _hooks_of(request.hooks, name))
+        self._input = next(inputs, "")  # node over which the embeddings are written; "": none
         self.gives_hidden, self.active_adapters = False, ()
         self._is_stopped = False
         self._logits: Floats = np.empty((0, model.n_vocab), np.float32)
@@ -140,8 +144,7 @@ class PageContext(Context):
             raise Interrupted("stopped on request")
         if not batch.causal:
             raise EngineError("a browser cannot compute pictures; let this device have the first layers")
-        write = self._wanted(self._inputs, (n, 1))
-        end = self._wanted((self._end,), (n, 1))
+        write, end = self._input, self._end
         fields: dict[str, Any] = {"n": n, "tokens": not batch.has_embeddings, "embeddings": 0}
         payload = list[NDArray[Any]]()
         if not batch.has_embeddings:
@@ -179,22 +182,10 @@ class PageContext(Context):
         rows = np.frombuffer(values, np.float32).reshape(n_rows, width)
         self.decoded(batch.sequences[:n], batch.positions[:n])
         if end:
-            self._run_hooks(NodeValue(rows, end))
+            for run in self._end_hooks:
+                run(NodeValue(rows, end))  # type: ignore[arg-type]  # it looks at the value alone
         else:
             self._logits, self._outputs = rows, outputs
-
-    def _wanted(self, names: Sequence[str], shape: tuple[int, int]) -> str:
-        """Return the first of these nodes that a hook selects, or ""."""
-        blank = np.empty(shape, np.float32)
-        for name in names:
-            if any(hook.wants(NodeValue(blank, name)) for hook in self._hooks):  # type: ignore[arg-type]
-                return name
-        return ""
-
-    def _run_hooks(self, node: NodeValue) -> None:
-        for hook in self._hooks:
-            if hook.run is not None and hook.wants(node):  # type: ignore[arg-type]  # it looks at names alone
-                hook.run(node)  # type: ignore[arg-type]  # and at values
 
     def logits(self, row: int, n: int = 1) -> Floats:
         """Return the logits [n, n_vocab] of `n` rows from batch row `row` (-1: last row with logits)."""
@@ -228,6 +219,12 @@ class PageContext(Context):
     def close(self) -> None:
         """Do nothing. The page frees the context when the connection ends."""
         self.forget_native()
+
+
+def _hooks_of(hooks: Sequence[Hook], name: str) -> list[Callable[[Node], bool | None]]:
+    """Return the functions of the hooks that select the node with this name."""
+    blank = NodeValue(np.empty((1, 1), np.float32), name)
+    return [hook.run for hook in hooks if hook.run is not None and hook.wants(blank)]  # type: ignore[arg-type]
 
 
 class _PageCalls:

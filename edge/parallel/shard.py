@@ -28,7 +28,7 @@ from edge.parallel.step_times import StepTime, StepTimes
 from edge.parallel.steps import Adapt, CacheStep, Clear, Copy, Remove, SetBack, Shift, Snapshot, output_rows
 from edge.parallel.thin import ThinEngine
 from edge.parallel.topology import Topology
-from partition.architectures.description import Rules
+from partition.architectures.description import SCALED_INPUT, Rules
 from partition.architectures.table import RULES
 from partition.model.file import ModelFile
 from quant.gguf.file import GgufFile
@@ -39,7 +39,6 @@ from transport.link import Link
 Floats = NDArray[np.float32]
 
 _LAYER_END = re.compile(r"l_out-\d+")
-_SCALED_INPUT = "inp_scaled"  # node where Gemma scales the embeddings, including embeddings passed in directly
 
 
 class Shard:
@@ -205,7 +204,7 @@ class Shard:
         hooks = []
         rules = self._rules
         changed = rules.input_node if rules.takes_tokens or self.place.stage else ""
-        changed = _SCALED_INPUT if rules.scales_input else changed
+        changed = SCALED_INPUT if rules.scales_input else changed
         if changed:
             hooks.append(Hook(lambda node: node.name == changed, self._take_input))
         if len(self.place.group) > 1:

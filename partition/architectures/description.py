@@ -13,6 +13,9 @@ Table = Mapping[str, Dims]  # dimensions by tensor name; names in layers are wit
 Number = str | int | float | bool | tuple[int, ...]  # type of metadata values; text names a size
 
 
+SCALED_INPUT = "inp_scaled"  # node where Gemma scales the embeddings, including embeddings passed in directly
+
+
 @dataclass(frozen=True, slots=True)
 class Window:
     """Attention windows of an architecture whose layers alternate between a window of tokens and all tokens."""

@@ -5,6 +5,7 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -14,6 +15,8 @@ from edge.browser.frames import pack
 from edge.browser.page import DOOR, PageConnection
 from edge.browser.profile import PageProfile
 from edge.errors import EngineError
+from edge.models.demo import MODEL_PATH
+from partition.model.file import ModelFile
 from tests.support.bridge_process import HELLO, ScriptedPage, joined, running_bridge
 from tests.support.helpers import until
 
@@ -96,6 +99,36 @@ def test_a_silent_page_is_lost_and_comes_back(tmp_path: Path, connect: Connect) 
             connection._next()
         until(lambda: not ready(folder), "the page is lost")
         page.say({"event": "alive"})
+        until(lambda: ready(folder), "the page is back")
+
+
+def test_a_page_that_computes_wrong_numbers_is_refused(tmp_path: Path) -> None:
+    n_vocab = ModelFile.open(MODEL_PATH).shape.n_vocab
+
+    def answer(header: dict[str, Any], _: bytes) -> tuple[dict[str, Any], bytes]:
+        if header["op"] == "file":
+            return {"missing": []}, b""
+        if header["op"] == "load":
+            return {"model": {"n_vocab": n_vocab}, "context": {"n_rs_seq": 0, "can_shift": True}}, b""
+        n = header.get("n", 0)
+        return {"code": 0, "rows": n, "width": n_vocab, "result": True}, bytes(4 * n * n_vocab)
+
+    with running_bridge(tmp_path, check=True) as bridge:
+        page = ScriptedPage(bridge.url, joined(bridge), answer)
+        page.say(HELLO)
+        until(lambda: any("computes wrong numbers" in text for text in page.shown), "the page is refused", 60)
+
+
+def test_a_page_that_its_user_paused_computes_nothing_until_it_is_resumed(tmp_path: Path) -> None:
+    with running_bridge(tmp_path) as bridge:
+        page = ScriptedPage(bridge.url, joined(bridge))
+        folder = page.begin(bridge)
+        page.say({"event": "paused"})
+        until(lambda: not ready(folder), "the page is paused")
+        page.say({"event": "alive"})
+        page.say({"event": "ended"})  # after this answer a start would have begun
+        assert page.ops.empty()
+        page.say({"event": "resumed"})
         until(lambda: ready(folder), "the page is back")
 
 

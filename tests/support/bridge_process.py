@@ -117,6 +117,7 @@ class ScriptedPage:
     def __init__(self, url: str, key: str, answer: Answer = lambda *_: ({}, b"")) -> None:
         self._http = httpx.Client(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=_LIMIT_S)
         self._answer = answer
+        self.shown: list[str] = []  # texts for the page's user
         self.ops: queue.Queue[dict[str, Any]] = queue.Queue()  # operations other than `measure`
         self.ended, self._opened = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._read, daemon=True)
@@ -162,6 +163,7 @@ class ScriptedPage:
     def _carry_out(self, frame: Frame) -> None:
         header, payload = frame
         if header.get("op") == "show":
+            self.shown.append(header.get("text", ""))
             return
         if header.get("op") == "measure":
             self.say({"id": header["id"], "memory_bytes_per_s": 1e9, "flops": 1e10, "threads": 2})
