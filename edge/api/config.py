@@ -176,7 +176,10 @@ class EngineConfig:
         plan = None if self.plan is None else Plan.from_json(dict(self.plan))
         if self.reproducible:
             check_reproducible(plan, self.parallel, self.shares)
-        workers = self.workers if plan is None else (*plan.devices[1:], *plan.all_devices[1:])
+        workers = self.workers
+        if plan is not None:
+            first = plan.copies[0]
+            workers = (*first.devices[1:], *first.all_devices[1:])
         if resumes:
             workers = tuple(dict.fromkeys(map(device, workers)))
         with Cluster(workers, insecure=self.insecure, needs_all=not resumes) as cluster:

@@ -66,6 +66,8 @@ def deploy(
 ) -> DeployedModel:
     """Deploy a language model on the devices that its plan names, and return it.
 
+    A process runs one copy of the model. If the plan has replicas, only its first copy is deployed.
+
     If a device is lost, leaves, becomes slow, comes back or joins, another plan takes over as `resilience` allows, and
     `steps` shows a line.
 
@@ -74,7 +76,10 @@ def deploy(
     """
     if not isinstance(choice.plan, Plan):
         raise PlanError(f"{choice.model.name} is a network in ONNX: deploy it with deploy_onnx")
-    plan = by_device(reproducible_plan(choice.plan) if resilience.reproducible else choice.plan)
+    first, *replicas = choice.plan.copies
+    if replicas:
+        steps.say(f"the plan has {1 + len(replicas)} copies of the model; this process runs the first copy")
+    plan = by_device(reproducible_plan(first) if resilience.reproducible else first)
     file = choice.open()
     fleet = cluster.fleet if resilience.resumes else cluster.connected(plan)
     away = set(map(device, plan.all_devices)) - {LOCAL, *(fleet.workers if fleet else ())}

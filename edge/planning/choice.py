@@ -119,5 +119,5 @@ def _threads(plan: Plan | OnnxPlan) -> list[tuple[str, int | None]]:
     """Return the device and the threads of each part of a plan."""
     if isinstance(plan, OnnxPlan):
         return [(stage.device, stage.threads) for stage in plan.stages]
-    stages = [stage for placement in plan.placements for stage in placement.stages]
+    stages = [stage for copy in plan.copies for placement in copy.placements for stage in placement.stages]
     return [(shard.device, shard.threads) for stage in stages for shard in stage.shards]

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated, Any
 
+from devices.names import join_address, parse_address
 from partition import fields
 from partition.errors import PlanError
 from partition.fields import MOST_BYTES, Bounds, is_digest
@@ -12,8 +13,10 @@ from partition.fields import MOST_BYTES, Bounds, is_digest
 FORMAT = "edge-plan-1"
 LOCAL = "local"  # device of rank 0: the owner's own
 MAX_WORLD_SIZE = 64  # limit of ranks in a plan
+MAX_REPLICAS = 63  # limit of replicas in a plan
 _MOST_NAME = 255  # limit of characters of a model's name
 _NESTED = "prefill: it has a prefill of its own; leave that out"
+_NESTED_REPLICAS = "it has replicas of its own; list them in the outer plan"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +130,10 @@ class Plan:
     token table and the sampler, and computes nothing. Prompts may have a placement of their own, `prefill`. Its KV
     cache moves to this placement, which generates. Raises PlanError unless every layer, head, FFN column and vocabulary
     row has exactly one place.
+
+    `replicas` are further whole copies of the model, which answer other requests at the same time. No device computes
+    in two copies. Rank 0 of each copy is LOCAL, so at most one copy computes on LOCAL and the others have thin owners.
+    The plan itself is the copy with the lowest latency.
     """
 
     model: str  # name for people
@@ -136,6 +143,7 @@ class Plan:
     microbatches: int | None = None  # groups of requests in a pipeline; None: one for each computing stage
     prefill: "Plan | None" = None  # separate placement that computes prompts, if any
     prefill_from: int = 0  # `prefill` is used from this number of new prompt tokens on (break-even length)
+    replicas: "tuple[Plan, ...]" = ()  # further whole copies on other devices, without replicas of their own
 
     def __post_init__(self) -> None:
         check_model(self.model, self.model_digest)
@@ -155,6 +163,8 @@ class Plan:
         for rank, device in enumerate(self.devices):
             if (device == LOCAL) != (rank == 0):
                 raise PlanError(f"rank {rank} is on {device!r}; rank 0, and no other, is {LOCAL!r}")
+        if self.replicas:
+            self._check_replicas()
 
     def _check_prefill(self) -> None:
         if self.prefill_from < 0:
@@ -165,10 +175,32 @@ class Plan:
             return
         if self.prefill.prefill is not None:
             raise PlanError(_NESTED)
+        if self.prefill.replicas:
+            raise PlanError(f"prefill: {_NESTED_REPLICAS}")
+        self._check_same_model("prefill", self.prefill)
+
+    def _check_replicas(self) -> None:
+        if len(self.replicas) > MAX_REPLICAS:
+            raise PlanError(f"{len(self.replicas)} replicas; the maximum is {MAX_REPLICAS}")
+        copy_of = dict.fromkeys(map(_one_notation, self.copies[0].computing_devices), "the first copy")
+        for i, replica in enumerate(self.replicas):
+            where = f"replicas[{i}]"
+            if replica.replicas:
+                raise PlanError(f"{where}: {_NESTED_REPLICAS}")
+            self._check_same_model(where, replica)
+            for device in replica.computing_devices:
+                other = copy_of.setdefault(_one_notation(device), where)
+                if other == where:
+                    continue
+                if device == LOCAL:
+                    raise PlanError(f"{where}: it computes on this device, and so does {other}; expected a thin owner")
+                raise PlanError(f"{where}: it computes on {device}, and so does {other}; a device has one copy")
+
+    def _check_same_model(self, where: str, other: "Plan") -> None:
         for name in ("model", "model_digest", "sizes"):
-            its, own = getattr(self.prefill, name), getattr(self, name)
+            its, own = getattr(other, name), getattr(self, name)
             if its != own:
-                raise PlanError(f"prefill, {name}: {its!s:.80}, expected that of the plan it belongs to, {own!s:.80}")
+                raise PlanError(f"{where}, {name}: {its!s:.80}, expected that of the plan it belongs to, {own!s:.80}")
 
     def _check_shards(self, where: str, shards: tuple[Shard, ...], last: bool) -> None:
         for name, total in (("heads", self.sizes.heads), ("ff", self.sizes.ff)):
@@ -217,20 +249,38 @@ class Plan:
 
     @property
     def placements(self) -> "tuple[Plan, ...]":
-        """This placement without `prefill`, which generates, followed by the prefill placement if there is one."""
-        if self.prefill is None:
+        """The first copy without `prefill`, which generates, followed by its prefill placement if there is one."""
+        first = self.copies[0]
+        if first.prefill is None:
+            return (first,)
+        return (replace(first, prefill=None, prefill_from=0), first.prefill)
+
+    @property
+    def copies(self) -> "tuple[Plan, ...]":
+        """All copies of the model: the plan without its replicas, followed by the replicas."""
+        if not self.replicas:
             return (self,)
-        return (replace(self, prefill=None, prefill_from=0), self.prefill)
+        return (replace(self, replicas=()), *self.replicas)
+
+    @property
+    def computing_devices(self) -> tuple[str, ...]:
+        """Devices that hold layers in any placement of any copy, each once."""
+        stages = (s for copy in self.copies for placement in copy.placements for s in placement.computing)
+        return tuple(dict.fromkeys(shard.device for stage in stages for shard in stage.shards))
 
     @property
     def all_devices(self) -> tuple[str, ...]:
-        """Devices of both placements, each once, LOCAL first."""
-        return tuple(dict.fromkeys(device for placement in self.placements for device in placement.devices))
+        """Devices of all placements of all copies, each once, LOCAL first."""
+        placements = (placement for copy in self.copies for placement in copy.placements)
+        return tuple(dict.fromkeys(device for placement in placements for device in placement.devices))
 
     def with_shards(self, change: Callable[[Shard], Shard]) -> "Plan":
-        """Return the plan with each shard changed, including the shards of `prefill`."""
+        """Return the plan with each shard changed, including the shards of `prefill` and of the replicas."""
         stages = tuple(replace(stage, shards=tuple(map(change, stage.shards))) for stage in self.stages)
-        return replace(self, stages=stages, prefill=self.prefill and self.prefill.with_shards(change))
+        prefill = self.prefill and self.prefill.with_shards(change)
+        return replace(
+            self, stages=stages, prefill=prefill, replicas=tuple(copy.with_shards(change) for copy in self.replicas)
+        )
 
     def shard(self, rank: int) -> Shard:
         """Return a rank's shard. Like all methods with a rank, this raises PlanError for an unknown rank."""
@@ -258,7 +308,10 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as JSON values for people to read and edit. Default values of shards are left out."""
-        return {"format": FORMAT, **fields.encoded(self, without=("microbatches", "prefill", "prefill_from"))}
+        return {
+            "format": FORMAT,
+            **fields.encoded(self, without=("microbatches", "prefill", "prefill_from", "replicas")),
+        }
 
     @classmethod
     def from_json(cls, values: Any, where: str = "") -> "Plan":
@@ -266,9 +319,21 @@ class Plan:
 
         where: field that contains the plan; "" if none does
         """
-        if where and isinstance(values, dict) and values.get("prefill") is not None:
-            raise PlanError(_NESTED)  # checked before reading, because plans may be nested a thousand deep
+        # Nested plans are refused before they are read, because they may be nested a thousand deep.
+        if where and isinstance(values, dict):
+            if values.get("replicas"):
+                raise PlanError(f"{where}: {_NESTED_REPLICAS}")
+            if where.endswith("prefill") and values.get("prefill") is not None:
+                raise PlanError(where.removesuffix("prefill") + _NESTED)
         return fields.decoded(cls, values, where or "plan", inside=None if where else "", format=FORMAT)
+
+
+def _one_notation(device: str) -> str:
+    """Return the HOST:PORT of a device in lower case, so that two spellings of an address are equal."""
+    try:
+        return LOCAL if device == LOCAL else join_address(*parse_address(device)).lower()
+    except ValueError:  # a name in a plan that is only predicted
+        return device
 
 
 def check_model(name: str, digest: str) -> None:

@@ -19,7 +19,7 @@ from edge.llm.engine import Engine
 from edge.llm.sampler import SamplingParams
 from edge.models.demo import MODEL_PATH
 from edge.parallel.prefiller import PrefillPlacement
-from edge.planning.choice import PlanChoice
+from edge.planning.choice import PlanChoice, read_plan, save_plan
 from edge.profiling.cluster import Cluster
 from partition.plan.plan import Plan
 from tests.support.deployments import (
@@ -182,6 +182,17 @@ def test_a_plan_of_a_device_that_is_not_connected_is_refused(two: list[Worker]) 
     refused = pytest.raises(WorkerError, match=f"the plan needs {two[1].address}; connected are {two[0].address}")
     with Cluster([two[0].address], needs_all=True) as cluster, refused:
         deploy(PlanChoice(MODEL_PATH, plan, "as given"), cluster, OPTIONS)
+
+
+def test_process_runs_first_copy_of_plan_with_replicas(two: list[Worker], tmp_path: Path) -> None:
+    replica = plan_for(MODEL_PATH, two[:1], pipeline(0, 1))
+    plan = replace(plan_for(MODEL_PATH, two[:1], ALONE), replicas=(replica,))
+    save_plan(tmp_path / "plan.json", plan)
+    assert read_plan(tmp_path / "plan.json", Plan) == plan
+    heard = Heard()
+    with Cluster() as cluster, deploy(PlanChoice(MODEL_PATH, plan, "as given"), cluster, OPTIONS, steps=heard) as model:
+        assert model.plan == plan.copies[0]
+    assert heard.lines == ["the plan has 2 copies of the model; this process runs the first copy"]
 
 
 def test_own_options_hold_in_both_placements(two: list[Worker]) -> None:

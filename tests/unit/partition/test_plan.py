@@ -290,6 +290,109 @@ def test_placements_nested_deep_are_refused_before_they_are_read() -> None:
         Plan.from_json(values)
 
 
+# ---------------------------------------------------------------------------------------------------------- replicas
+
+
+def behind_thin_owner(*devices: str) -> Plan:
+    """A pipeline on these devices, whose owner has no layer."""
+    shares = [0.0, *(1.0 for _ in devices)]
+    return make_plan(LIMITS, "a model", DIGEST, [LOCAL, *devices], "pipeline", shares)
+
+
+def replicated() -> Plan:
+    """A copy on three devices that has a prefill placement, and two copies on other devices."""
+    return replace(
+        hybrid(),
+        prefill=make_plan(LIMITS, "a model", DIGEST, [LOCAL, "pi-1"]),
+        prefill_from=200,
+        replicas=(behind_thin_owner("pi-2"), behind_thin_owner("pi-3", "pi-4")),
+    )
+
+
+@given(st.permutations(["a", "b", "c:81", "[::1]:80", "Ålesund"]), st.data())
+def test_replicas_in_json_and_back(devices: list[str], data: st.DataObject) -> None:
+    replicas = []
+    while devices and data.draw(st.booleans()):
+        n = data.draw(st.integers(1, len(devices)))
+        replica, devices = behind_thin_owner(*devices[:n]), devices[n:]
+        if data.draw(st.booleans()):
+            prefill = behind_thin_owner(*data.draw(st.permutations(replica.devices[1:])))
+            replica = replace(replica, prefill=prefill, prefill_from=data.draw(st.integers(0, 99)))
+        replicas.append(replica)
+    own = make_plan(LIMITS, "a model", DIGEST, [LOCAL, *devices])
+    plan = replace(own, replicas=tuple(replicas))
+    assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+    assert plan.copies == (own, *replicas)
+    assert plan.all_devices == tuple(dict.fromkeys([*own.devices, *(d for copy in replicas for d in copy.devices)]))
+    assert ("replicas" in plan.to_json()) == bool(replicas)
+
+
+def test_placements_are_those_of_the_first_copy() -> None:
+    plan = replicated()
+    assert plan.placements == plan.copies[0].placements
+    assert plan.world_size == hybrid().world_size
+    assert plan.computing_devices == (LOCAL, "pi-1", "10.0.0.7:7070", "pi-2", "pi-3", "pi-4")
+
+
+def test_shards_of_replicas_are_changed() -> None:
+    changed = replicated().with_shards(lambda shard: replace(shard, threads=3))
+    stages = [stage for copy in changed.copies for placement in copy.placements for stage in placement.stages]
+    assert {shard.threads for stage in stages for shard in stage.shards} == {3}
+    assert changed.all_devices == replicated().all_devices
+
+
+@pytest.mark.parametrize(
+    ("replicas", "message"),
+    [
+        ((hybrid(),), "replicas[0]: it computes on this device, and so does the first copy; expected a thin owner"),
+        (
+            (behind_thin_owner("pi-2"), behind_thin_owner("PI-1:7070")),
+            "replicas[1]: it computes on PI-1:7070, and so does the first copy; a device has one copy",
+        ),
+        (
+            (behind_thin_owner("pi-2"), behind_thin_owner("pi-3", "pi-2")),
+            "replicas[1]: it computes on pi-2, and so does replicas[0]; a device has one copy",
+        ),
+        (
+            (replace(behind_thin_owner("pi-2"), prefill=make_plan(LIMITS, "a model", DIGEST, [LOCAL])),),
+            "replicas[0]: it computes on this device, and so does the first copy; expected a thin owner",
+        ),
+        (
+            (replace(behind_thin_owner("pi-2"), replicas=(behind_thin_owner("pi-3"),)),),
+            "replicas[0]: it has replicas of its own; list them in the outer plan",
+        ),
+        (
+            (replace(behind_thin_owner("pi-2"), model="b"),),
+            "replicas[0], model: b, expected that of the plan it belongs to, a model",
+        ),
+        (
+            (behind_thin_owner("pi-2"), replace(behind_thin_owner("pi-3"), model_digest="")),
+            "replicas[1], model_digest: , expected that of the plan it belongs to, abab",
+        ),
+        ((behind_thin_owner("pi-2"),) * 64, "64 replicas; the maximum is 63"),
+    ],
+)
+def test_replicas_are_copies_of_the_same_model_on_other_devices(replicas: tuple[Plan, ...], message: str) -> None:
+    with pytest.raises(PlanError) as raised:
+        replace(hybrid(), replicas=replicas)
+    assert str(raised.value).startswith(message)
+
+
+def test_prefill_placement_with_replicas_is_refused() -> None:
+    prefill = replace(hybrid(), replicas=(behind_thin_owner("pi-2"),))
+    with pytest.raises(PlanError, match="prefill: it has replicas of its own"):
+        replace(hybrid(), prefill=prefill)
+
+
+@pytest.mark.parametrize("key", ["replicas", "prefill"])
+def test_nested_replicas_are_refused_before_they_are_read(key: str) -> None:
+    values, plan = dict[str, Any](), hybrid().to_json()
+    for _ in range(100_000):
+        values = {**plan, key: [values] if key == "replicas" else values}
+    with pytest.raises(PlanError, match=r"it has (replicas|a prefill) of its"):
+        Plan.from_json({**plan, "replicas": [values]})
+
+
 Edit = Callable[[dict[str, Any]], Any]
 
 
@@ -329,6 +432,11 @@ SHARD = ("stages", 0, "shards", 1)
         (put("prefill", {**hybrid().to_json(), "stages": []}), "prefill: layers of the stages: the parts end at 0,"),
         (put("prefill_from", 1.5), "prefill_from: 1.5; expected a whole number from 0 to 2147483647"),
         (put("prefill_from", 9), "prefill_from is 9, and there is no prefill; leave it out"),
+        (put("replicas", 3), "replicas: 3; expected a list"),
+        (put("replicas", [3]), "replicas[0]: 3; expected an object with format, model, model_digest, sizes, stages"),
+        (put("replicas", [{**hybrid().to_json(), "model": 7}]), "replicas[0].model: 7; expected printable text of"),
+        (put("replicas", [{**hybrid().to_json(), "stages": []}]), "replicas[0]: layers of the stages: the parts end"),
+        (put("replicas", [hybrid().to_json()]), "replicas[0]: it computes on this device, and so does the first"),
         (put("stages", {}), "stages: a dict; expected a list"),
         (put("stages", []), "layers of the stages: the parts end at 0, expected 6"),
         (put("stages", 0, None), "stages[0]: None; expected an object with layers, shards"),
