@@ -142,12 +142,14 @@ class Page:
         self._last_sign = min(self._last_sign, _now() - self._lost_s + min(self._lost_s, GONE_S))
 
     async def _watch(self) -> None:
-        """Notice that the page shows no sign of life. A suspended page keeps its connection open."""
+        """Notice that the page shows no sign of life, and ask for one first. A suspended page keeps its connection."""
         while True:
             silent_s = _now() - self._last_sign
             if silent_s >= self._lost_s:
                 is_silent = self._exchange.is_connected
                 self._lose(f"its page was silent for {silent_s:.0f} s" if is_silent else "its page was closed")
+            elif silent_s >= self._lost_s / 4:  # its worker may compute something that gives no signs
+                self._exchange.tell({"op": "alive"})
             left_s = max(_LEAST_LOOK_S, self._lost_s - silent_s)
             await asyncio.sleep(min(left_s, self._lost_s / 4))
 

@@ -22,6 +22,7 @@ _PROVIDERS = ("wasm", "cpu")  # a plan for all devices may name the processor
 _RUNTIME_BYTES = 64 << 20  # ONNX Runtime and its buffers
 _COPIES = 2  # copies of the stage during loading: the bytes read, and ONNX Runtime's own layout
 _MIB = 1 << 20
+_SILENT_S = 300.0  # longest run. ONNX Runtime gives no sign of life meanwhile. The owner waits as long for a step
 
 
 class PageOnnxEngine:
@@ -64,7 +65,7 @@ class PageOnnxEngine:
         try:
             self._page.on_progress = progress
             name = self._page.send_file(path)
-            self._page.call("onnx_load", file=name, threads=threads)
+            self._page.call("onnx_load", file=name, threads=threads, silent_s=_SILENT_S)
             self._page.show("a stage of an ONNX model", "")
         except BaseException:
             self._page.close()
@@ -87,6 +88,7 @@ class PageOnnxEngine:
             "onnx_run",
             b"".join(array.tobytes() for array in arrays.values()),
             inputs=[{"name": name, "type": array.dtype.name, "dims": array.shape} for name, array in arrays.items()],
+            silent_s=_SILENT_S,
         )
         outputs = Feeds()
         for name, (type_, shape) in _described(header.get("outputs")).items():

@@ -1,7 +1,9 @@
 """Stages of ONNX networks at a page in node give what ONNX Runtime gives for the whole, and errors are one line."""
 
 import json
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from tests.support.commands import main
 from tests.support.helpers import until
 from tests.support.onnx_files import saved
 from tests.support.onnx_pipelines import Feeds, images, mixed, mixed_feeds, owned, residual, running, whole
+from tests.support.onnx_tiny import counting
 from tests.support.page_bridge import PageError
 from transport.link import Deadlines
 
@@ -79,6 +82,38 @@ def test_command_over_the_worker_of_a_page(bridge: Bridge, tmp_path: Path, capsy
     assert [stage["provider"] for stage in json.loads(out)["stages"]] == ["cpu", "wasm"]
     with np.load(output) as current:
         assert_close({name: current[name] for name in current.files}, whole(model, feeds))
+
+
+def test_page_computes_for_longer_than_its_silence_may_last(
+    node: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that never ends is an error after its own limit, and one that nobody waits for is ended at once."""
+    lost_s = 2.0
+    path = tmp_path / "counting.onnx"
+    path.write_bytes(counting())
+    end = {"n": np.array(2**60)}
+    with bridged_page(node, tmp_path / "page", lost_s=lost_s) as bridge:
+        engine = at_page(bridge, path)
+        took_s, n = 0.0, 50_000
+        while took_s < 1.5 * lost_s:
+            begin, n = time.monotonic(), 2 * n
+            assert engine.run({"n": np.array(n)})["y"] == n
+            took_s = time.monotonic() - begin
+        monkeypatch.setattr(onnx_engine, "_SILENT_S", 3 * lost_s)
+        with pytest.raises(EngineError, match=r"worker was restarted: it gave no sign for 6 s"):
+            engine.run(end)
+        engine.close()
+        monkeypatch.setattr(onnx_engine, "_SILENT_S", 1e6)
+        engine = at_page(bridge, path)
+        with ThreadPoolExecutor() as pool:
+            running = pool.submit(engine.run, end)
+            time.sleep(lost_s)
+            engine.stop()
+            with pytest.raises(EngineError, match=r"page was (lost|closed)"):
+                running.result()
+        engine = at_page(bridge, path)
+        assert engine.run({"n": np.array(3)})["y"] == 3
+        engine.close()
 
 
 def test_refusals_are_one_line(bridge: Bridge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

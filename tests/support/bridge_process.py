@@ -33,7 +33,7 @@ HELLO: dict[str, Any] = {
     "memory_bytes": 4 << 30,
     "isolated": True,
 }
-_LIMIT_S = 60.0  # only against a hang
+LIMIT_S = 60.0  # only against a hang
 
 Answer = Callable[[dict[str, Any], bytes], tuple[dict[str, Any], bytes] | None]
 
@@ -95,14 +95,14 @@ class Bridge:
         """End the pages and the server."""
         loop = self._server.servers[0].get_loop()
         for page in self._pages.values():
-            asyncio.run_coroutine_threadsafe(page.close(), loop).result(_LIMIT_S)
+            asyncio.run_coroutine_threadsafe(page.close(), loop).result(LIMIT_S)
         self._server.should_exit = True
-        self._thread.join(_LIMIT_S)
+        self._thread.join(LIMIT_S)
         self._socket.close()
 
 
 @contextmanager
-def running_bridge(folder: Path, lost_s: float = _LIMIT_S, *, check: bool = False) -> Iterator[Bridge]:
+def running_bridge(folder: Path, lost_s: float = LIMIT_S, *, check: bool = False) -> Iterator[Bridge]:
     """Yield a bridge that runs during the block."""
     bridge = Bridge(folder, lost_s, check)
     try:
@@ -115,14 +115,14 @@ class ScriptedPage:
     """A page that answers operations as a test says. It measures 1e9 bytes/s unless the answer says otherwise."""
 
     def __init__(self, url: str, key: str, answer: Answer = lambda *_: ({}, b"")) -> None:
-        self._http = httpx.Client(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=_LIMIT_S)
+        self._http = httpx.Client(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=LIMIT_S)
         self._answer = answer
         self.shown: list[str] = []  # texts for the page's user
         self.ops: queue.Queue[dict[str, Any]] = queue.Queue()  # operations other than `measure`
         self.ended, self._opened = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
-        assert self._opened.wait(_LIMIT_S)
+        assert self._opened.wait(LIMIT_S)
 
     def say(self, header: dict[str, Any], payload: bytes = b"") -> int:
         """Send a frame. Return the status of the answer."""
@@ -130,7 +130,7 @@ class ScriptedPage:
 
     def next_op(self) -> dict[str, Any]:
         """Return the next operation."""
-        return self.ops.get(timeout=_LIMIT_S)
+        return self.ops.get(timeout=LIMIT_S)
 
     def begin(self, bridge: Bridge, name: str = "phone") -> Path:
         """Say hello, and wait until engine processes can connect. Return the page's folder."""

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from edge.browser.onnx_engine import PageOnnxEngine
-from tests.support.bridge_process import Bridge, running_bridge
+from tests.support.bridge_process import LIMIT_S, Bridge, running_bridge
 from tests.support.helpers import until
 from tests.support.page_bridge import node_page
 
@@ -17,9 +17,9 @@ _JOIN_S = 180.0  # only against a hang: a page measures, and computes a small mo
 
 
 @contextmanager
-def bridged_page(node: str, folder: Path, *, threads: int = 2) -> Iterator[Bridge]:
+def bridged_page(node: str, folder: Path, *, threads: int = 2, lost_s: float = LIMIT_S) -> Iterator[Bridge]:
     """Yield a bridge with a page named "phone" that computes, and whose worker runs."""
-    with running_bridge(folder / "bridge", check=True) as bridge:
+    with running_bridge(folder / "bridge", lost_s, check=True) as bridge:
         token = bridge.browsers.invite("phone", 600)
         with node_page(node, bridge.url, folder / "store", threads=threads, token=token):
             until(lambda: bridge.is_ready("phone"), "the page is ready", _JOIN_S)

@@ -6,7 +6,7 @@
 const LARGEST_FRAME = 512 << 20; // bytes
 const MOST_BYTES_UP = 8 << 20; // frames that wait are sent together up to this size
 const ALIVE_MS = 2000;
-const HUNG_MS = 60_000; // a worker that is silent for this long while it has a command is replaced
+const HUNG_S = 60; // a worker that is silent for this long is replaced, unless its command has `silent_s`
 const UP_TIMEOUT_MS = 20_000;
 const SLOWEST_UP = 10; // bytes per ms
 const RETRY_MS = [300, 600, 1000, 2000, 4000, 8000];
@@ -227,12 +227,24 @@ export class Link {
       if (header.op === "stop" || header.op === "resume") {
         this.stopped = header.op === "stop";
         this.setFlag();
+      } else if (header.op === "alive") {
+        if (this.limit() && !this.hangs()) this.send({ event: "alive" });
       } else if (header.op === "replaced") this.end("replaced");
       else if (header.op === "show") this.onActivity("show", header);
       return;
     }
     this.commands.push({ header, payload });
+    if (header.op === "unload" && this.limit()) this.failed("the session has ended"); // nothing else stops it
     this.next();
+  }
+
+  // Returns for how many seconds the current command may be silent, or undefined for the usual time.
+  limit() {
+    return this.busy ? this.commands[0].header.silent_s : undefined;
+  }
+
+  hangs() {
+    return this.busy && Date.now() - this.lastSign > 1000 * (this.limit() ?? HUNG_S);
   }
 
   // Lets the worker execute the next command.
@@ -306,7 +318,7 @@ export class Link {
   // Looks for what will never answer: a network that a phone has left, and a worker that hangs.
   watch() {
     if (Date.now() > this.upDeadline) this.cut.abort(new Error("the network does not answer"));
-    if (this.busy && Date.now() - this.lastSign > HUNG_MS) this.failed("it did not answer for a minute");
+    if (this.hangs()) this.failed(`it gave no sign for ${this.limit() ?? HUNG_S} s`);
   }
 
   // Forgets everything of another bridge process.
