@@ -154,6 +154,7 @@ class PageContext(Context):
             payload.append(batch.embeddings[:n])
         positions = batch.native_positions(n, in_sections=self.model.has_sections)
         payload += [positions, batch.sequences[:n], batch.outputs[:n]]
+        top = 0 if end else self.top
         self.decoding(batch.sequences[:n])
         header, values = self._page.call(
             "decode",
@@ -163,6 +164,7 @@ class PageContext(Context):
             write=write,
             stop_at=end,
             threads=self._threads,
+            top=top,
         )
         code = header.get("code")
         if code == _STOPPED:
@@ -175,11 +177,14 @@ class PageContext(Context):
         width = batch.embeddings.shape[1] if end else self.model.n_vocab
         n_rows = n if end else int(np.count_nonzero(outputs))
         page_width = header.get("width") if n_rows else width  # without rows there is no width
-        if (header.get("rows"), page_width) != (n_rows, width) or len(values) != 4 * n_rows * width:
+        if (header.get("rows"), page_width) != (n_rows, width) or len(values) != 4 * n_rows * (2 * top or width):
             raise EngineError(
                 f"the browser's page returned {len(values)} bytes for {n_rows} rows of {width} values; reload it"
             )
-        rows = np.frombuffer(values, np.float32).reshape(n_rows, width)
+        if top:
+            rows = _spread(values, n_rows, top, width)
+        else:
+            rows = np.frombuffer(values, np.float32).reshape(n_rows, width)
         self.decoded(batch.sequences[:n], batch.positions[:n])
         if end:
             for run in self._end_hooks:
@@ -225,6 +230,16 @@ def _hooks_of(hooks: Sequence[Hook], name: str) -> list[Callable[[Node], bool | 
     """Return the functions of the hooks that select the node with this name."""
     blank = NodeValue(np.empty((1, 1), np.float32), name)
     return [hook.run for hook in hooks if hook.run is not None and hook.wants(blank)]  # type: ignore[arg-type]
+
+
+def _spread(values: memoryview, n_rows: int, top: int, width: int) -> Floats:
+    """Return rows of `width` with the `top` logits that the page sent for each, and -inf elsewhere."""
+    places, largest = np.frombuffer(values, np.uint32).reshape(2, n_rows, top)
+    if (places >= width).any():
+        raise EngineError("the browser's page returned logits of tokens that do not exist; reload the page")
+    rows = np.full((n_rows, width), -np.inf, np.float32)
+    np.put_along_axis(rows, places.astype(np.intp), largest.view(np.float32), 1)
+    return rows
 
 
 class _PageCalls:

@@ -265,6 +265,8 @@ class SequenceLayout:
 class Context(Sequences):
     """KV cache and compute buffers of a model."""
 
+    top = 0  # number of largest logits of a row that are read; 0: all. A browser's page sends no others
+
     def __init__(
         self, model: Model, sizes: ContextSizes, *, threads: int = 1, on_node: NodeCallback | None = None
     ) -> None:

@@ -125,6 +125,10 @@ class ModelRunner(Closing):
             )
         self._loaded.decode(rows, n, outputs)
 
+    def use_top(self, top: int) -> None:
+        """Only the `top` largest logits of each row are read from the next decode on; 0: all. Others may be -inf."""
+        self._context.top = top
+
     def logits(self, row: int) -> NDArray[np.float32]:
         """Return the logits [n_vocab] of row `row` of the last batch, as a view that is valid until the next decode."""
         logits: NDArray[np.float32] = self._context.logits(row)[0]

@@ -61,6 +61,8 @@ def _decode(shard: Shard, step: steps.Decode, source: Link, feeds: list[Link], h
         steps.receive_states(source, shard.rows.deep)
     if step.hidden and place.last:
         shard.engine.hidden.give(only_outputs=0 not in place.heads)
+    if place.last:
+        shard.engine.use_top(0 if step.masks else step.top)
     shard.compute(n)
     feed(shard, step, feeds)
     if place.last:

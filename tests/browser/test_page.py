@@ -46,7 +46,7 @@ def decode(
     payload += np.full(n, sequence, np.int32).tobytes() + np.ones(n, np.int8).tobytes()
     header, data = bridge.call("decode", payload, n=n, tokens=as_tokens, sections=1, **fields)
     assert header["code"] == 0
-    return np.frombuffer(data, np.float32).reshape(header["rows"], header["width"])
+    return np.frombuffer(data, np.float32).reshape(header["rows"], 2 * fields.get("top", 0) or header["width"])
 
 
 def deviation(values: np.ndarray, expected: np.ndarray) -> float:
@@ -131,6 +131,15 @@ def test_threads_and_batches_do_not_change_logits(empty: PageBridge) -> None:
     empty.call("clear")
     parts = [decode(empty, PROMPT[:5]), decode(empty, PROMPT[5:], start=5)]
     assert deviation(np.concatenate(parts), whole) < CLOSE
+
+
+@pytest.mark.parametrize("top", [1, 40])
+def test_largest_logits_alone_are_returned(empty: PageBridge, top: int) -> None:
+    whole = decode(empty, PROMPT)
+    empty.call("clear")
+    places, logits = decode(empty, PROMPT, top=top).view(np.uint32).reshape(2, len(PROMPT), top)
+    assert np.array_equal(places, np.argsort(whole)[:, -top:])
+    assert np.array_equal(logits.view(np.float32), np.sort(whole)[:, -top:])
 
 
 def test_hidden_states_at_a_node_end_the_graph(empty: PageBridge) -> None:

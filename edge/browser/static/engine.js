@@ -85,8 +85,8 @@ export class Engine {
     return { ...facts, heap_bytes: this.heapBytes };
   }
 
-  // Computes rows. Returns {code, rows, width} and the values.
-  decode({ n, tokens, embeddings = 0, sections = 1, write = "", stop_at = "", threads = 0 }, payload) {
+  // Computes rows. Returns {code, rows, width} and the values, or the `top` largest of each row if that is not 0.
+  decode({ n, tokens, embeddings = 0, sections = 1, write = "", stop_at = "", threads = 0, top = 0 }, payload) {
     const counts = [tokens ? 4 * n : 0, 4 * n * embeddings, 4 * n * sections, 4 * n, n];
     const size = counts.reduce((sum, count) => sum + count);
     if (!(n > 0) || payload.length !== size) {
@@ -98,7 +98,8 @@ export class Engine {
     const code = this.call("decode", n, tokens ? at_tokens : 0, embeddings ? at_embeddings : 0, embeddings, at_positions,
       at_sequences, at_outputs, this.text(write), this.text(stop_at, 1), threads);
     const [rows, width] = [this.module._shim_rows(), this.module._shim_width()];
-    return [{ code, rows, width }, this.bytes(this.module._shim_values(), 4 * rows * width)];
+    const values = this.bytes(this.module._shim_values(), 4 * rows * width);
+    return [{ code, rows, width }, top > 0 ? largest(new Float32Array(values.buffer), width, top) : values];
   }
 
   stateGet(sequence, flags) {
@@ -176,4 +177,26 @@ export class Engine {
   bytes(address, size) {
     return new Uint8Array(this.memory.buffer, address >>> 0, size).slice();
   }
+}
+
+// Returns the places in a row of the `top` largest values of each row, and then these values.
+function largest(values, width, top) {
+  const rows = values.length / width;
+  const places = new Uint32Array(2 * rows * top);
+  const most = new Float32Array(places.buffer, 4 * rows * top).fill(-Infinity); // ascending in each row
+  for (let row = 0; row < rows; row++) {
+    const own = values.subarray(row * width, (row + 1) * width);
+    const [last, first] = [(row + 1) * top - 1, row * top];
+    for (let place = 0; place < width; place++) {
+      if (!(own[place] > most[first])) continue;
+      let at = first;
+      for (; at < last && most[at + 1] < own[place]; at++) {
+        most[at] = most[at + 1];
+        places[at] = places[at + 1];
+      }
+      most[at] = own[place];
+      places[at] = place;
+    }
+  }
+  return new Uint8Array(places.buffer);
 }

@@ -107,7 +107,7 @@ export function serve(port, { folder, host, threads }) {
 }
 
 const SIZES = ["threads", "n_ctx", "n_batch", "n_seq_max", "n_outputs_max", "n_rs_seq", "type_k", "type_v", "flash"];
-const ROWS = ["n", "embeddings", "sections", "threads"];
+const ROWS = ["n", "embeddings", "sections", "threads", "top"];
 
 // Returns the named values of a header, which must be whole numbers.
 function whole(header, names, fallback) {
