@@ -63,6 +63,8 @@ class DeviceProfile:
     host: str | None  # id that devices share if they share one machine's cores or one control group's quota
     memory_bytes_per_s: float | None = None  # this and the next: measured rates; None: not measured yet
     flops: float | None = None
+    page_round_trip_s: float | None = None  # this and the next: network to a browser's page; None for other devices
+    page_bytes_per_s: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values for JSON, one for each field."""

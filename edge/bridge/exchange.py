@@ -11,6 +11,9 @@ from edge.browser.frames import Frame, pack
 from edge.errors import EngineError
 
 _ANSWER_S = 60.0  # time for the page to answer an operation of the bridge itself
+_TRIPS = 3  # round trips of each size; the fastest counts
+_LEAST_S = 1e-4  # shortest time for the padding that counts
+_PADDING = 128 << 10  # bytes there and back that show the network's rate
 
 Reply = Callable[[dict[str, Any], memoryview], Awaitable[None]]
 
@@ -78,7 +81,23 @@ class Exchange:
         self._unanswered[self._number] = _Operation(frame, reply, fail)
         self._put(frame)
 
-    async def call(self, op: str, **fields: Any) -> dict[str, Any]:
+    async def network(self) -> tuple[float, float]:
+        """Return the seconds of a round trip to the page's worker, and the bytes per second, there and back together.
+
+        Raises the errors of `call`.
+        """
+        loop, fastest_s = asyncio.get_running_loop(), []
+        for size in (0, _PADDING):
+            trips_s = []
+            for _ in range(_TRIPS):
+                began = loop.time()
+                await self.call("ping", bytes(size))
+                trips_s.append(loop.time() - began)
+            fastest_s.append(min(trips_s))
+        bare_s, padded_s = fastest_s
+        return bare_s, 2 * _PADDING / max(padded_s - bare_s, _LEAST_S)
+
+    async def call(self, op: str, payload: bytes = b"", **fields: Any) -> dict[str, Any]:
         """Carry out an operation. Return the header of its answer.
 
         Raises EngineError if the page refuses it, is lost, or takes too long.
@@ -93,7 +112,7 @@ class Exchange:
             if not answer.done():
                 answer.set_exception(EngineError(why))
 
-        self.ask({"op": op, **fields}, b"", reply, fail)
+        self.ask({"op": op, **fields}, payload, reply, fail)
         try:
             header, _ = await asyncio.wait_for(answer, _ANSWER_S)
         except asyncio.TimeoutError:

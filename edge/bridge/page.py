@@ -112,6 +112,8 @@ class Page:
                 rates = await self._exchange.call("measure", seconds=MEASURE_S)
                 memory, flops = (_rate(rates, name) for name in ("memory_bytes_per_s", "flops"))
                 profile = self._profile = replace(profile, memory_bytes_per_s=memory, flops=flops)
+            round_trip_s, bytes_per_s = await self._exchange.network()
+            profile = replace(profile, round_trip_s=round_trip_s, bytes_per_s=bytes_per_s)
             profile.save(self.folder)
             await self._engines.open()
             if self._browsers.checked(self.name) != profile.browser:

@@ -38,6 +38,8 @@ class PageProfile:
     plugged: bool | None = None
     memory_bytes_per_s: float | None = None  # this and the next: measured by the page
     flops: float | None = None
+    round_trip_s: float | None = None  # this and the next: measured between the bridge and the page
+    bytes_per_s: float | None = None
 
     @classmethod
     def from_hello(cls, hello: dict[str, Any]) -> PageProfile:

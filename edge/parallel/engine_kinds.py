@@ -285,6 +285,8 @@ class PageKind(EngineKind):
             host=None,
             memory_bytes_per_s=page.memory_bytes_per_s,
             flops=page.flops,
+            page_round_trip_s=page.round_trip_s,
+            page_bytes_per_s=page.bytes_per_s,
         )
 
     def measure_rates(self, profile: DeviceProfile) -> DeviceProfile:

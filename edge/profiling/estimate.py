@@ -6,11 +6,13 @@ on a preset with these rates. A device without rates counts as the preset that i
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from devices.catalog import CATALOG
 from devices.processes.rates import Rates
 from devices.profile import DeviceProfile
 from partition.predict.presets import PartSizes, rated_speed
-from partition.predict.speeds import DeviceSpeed
+from partition.predict.speeds import MOST_S, Curve, DeviceSpeed
 
 LEAST_RATE = 1e6  # no device is slower than this, in bytes or operations per second
 _DECODE = 0.9  # memory bandwidth of llama.cpp in decoding, relative to plain reads
@@ -41,4 +43,9 @@ def estimated_speed(profile: DeviceProfile, sizes: PartSizes, device: str, name:
     device: its address in a plan. name: name for people. memory_bytes: memory that a model may use.
     """
     rates = rates_of(profile)
-    return rated_speed(rates.memory_bytes_per_s, rates.flops, sizes, device, name, memory_bytes)
+    speed = rated_speed(rates.memory_bytes_per_s, rates.flops, sizes, device, name, memory_bytes)
+    trip_s, bytes_per_s = profile.page_round_trip_s or 0.0, profile.page_bytes_per_s or 0.0
+    if trip_s > 0 and bytes_per_s > 0:  # the worker of a page sends it the rows of each step, and waits for the result
+        row_s = 2 * sizes.row_bytes / bytes_per_s
+        speed = replace(speed, step_s=Curve(tuple((n, min(MOST_S, trip_s + n * row_s)) for n in (1, 512))))
+    return speed

@@ -28,6 +28,7 @@ class PartSizes:
     layer_values: float
     head_bytes: float
     head_values: float
+    row_bytes: float  # hidden state of one token
     kv_bytes: float  # KV cache of one token in one layer, with 16-bit values
     heads: int  # query heads
     layers: int
@@ -61,6 +62,7 @@ class PartSizes:
             layer_values=values / n,
             head_bytes=head.n_bytes if head else 0.0,
             head_values=head.n_values if head else 0.0,
+            row_bytes=4.0 * shape.n_embd,
             kv_bytes=2.0 * shape.n_heads_kv[0] * (shape.head_k + shape.head_v),
             heads=max(shape.n_heads),
             layers=n,

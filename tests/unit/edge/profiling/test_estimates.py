@@ -43,7 +43,7 @@ def estimated(**changes: Any) -> DeviceSpeed:
 
 def seconds_of(speed: DeviceSpeed) -> list[float]:
     """Return all times of an estimate."""
-    curves = (speed.layer_s, speed.half_layer_s, speed.head_s)
+    curves = (speed.step_s, speed.layer_s, speed.half_layer_s, speed.head_s)
     return [speed.token_s, *(curve.at(rows) for curve in curves for rows in (1, 4, 64, 512))]
 
 
@@ -74,9 +74,18 @@ def test_a_board_without_rates_counts_as_its_preset(cpu: str, preset: str) -> No
 
 @pytest.mark.parametrize("value", [0.0, -1.0, 1e-300, 1e14])
 def test_rates_that_cannot_be_give_an_estimate_all_the_same(value: float) -> None:
-    for changes in ({"memory_bytes_per_s": value}, {"flops": value}):
-        speed = estimated(**{"memory_bytes_per_s": 1e10, "flops": 1e11, **changes})
+    usual = {"memory_bytes_per_s": 1e10, "flops": 1e11, "page_round_trip_s": 0.01, "page_bytes_per_s": 1e6}
+    for name in usual:
+        speed = estimated(**{**usual, name: value})
         assert all(0 <= seconds < math.inf for seconds in seconds_of(speed))
+
+
+def test_a_page_is_slower_by_its_network() -> None:
+    """Each step takes a round trip, and the time of the hidden states there and back."""
+    step_s = estimated(page_round_trip_s=0.01, page_bytes_per_s=1e6).step_s
+    for rows in (1, 100, 2048):
+        assert step_s.at(rows) == pytest.approx(0.01 + rows * 2 * 4 * FILE.shape.n_embd / 1e6)
+    assert estimated(page_round_trip_s=0.01).step_s == estimated().step_s
 
 
 def test_an_estimate_of_a_device_is_no_preset() -> None:
