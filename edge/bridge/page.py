@@ -79,6 +79,8 @@ class Page:
             self._on_hello(event)
         elif kind == "loading":
             await self._engines.on_loading(event)
+        elif kind == "full":
+            log.warning("page-storage-full", name=self.name, why="its slice is not kept, and is sent again next time")
         elif kind in ("paused", "leave"):
             self._is_away = True
             self._lose("its user paused it" if kind == "paused" else "its user left")

@@ -34,10 +34,10 @@ def open_page(node: str) -> Iterator[Open]:
     """Return a function that starts a page in node and returns its bridge."""
     with ExitStack() as closing:
 
-        def start(store: Path, *, threads: int = 2, single: bool = False) -> PageBridge:
+        def start(store: Path, *options: str, threads: int = 2, single: bool = False) -> PageBridge:
             bridge = PageBridge()
             closing.callback(bridge.close)
-            closing.enter_context(node_page(node, bridge.url, store, threads=threads, single=single))
+            closing.enter_context(node_page(node, bridge.url, store, *options, threads=threads, single=single))
             bridge.hello = bridge.event("hello")
             return bridge
 

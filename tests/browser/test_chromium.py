@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
 from edge.models.demo import MODEL_PATH
@@ -78,6 +79,51 @@ def test_page_joins_computes_and_leaves(chromium: Page, bridge: PageBridge) -> N
     )
     assert chromium.value("localStorage.length") == 0
     assert not [text for text in chromium.complaints if "favicon" not in text]
+
+
+def test_full_and_cleared_storage_lose_no_slice(chromium: Page) -> None:
+    bridge = PageBridge()
+    try:
+        visit(chromium, f"{bridge.url}/#token")
+        bridge.event("hello")
+        chromium.call("Storage.overrideQuotaForOrigin", origin=bridge.url, quotaSize=3 << 20)
+        name, missing = bridge.send_file(MODEL_PATH)
+        bridge.event("full")
+        state(chromium, "The storage for this page is full")
+        bridge.call("load", file=name, **SIZES)
+        expected = decode(bridge, PROMPT)
+        assert deviation(expected, natively(MODEL_PATH, PROMPT)) < 0.05
+        bridge.call("unload")
+        assert 0 < len(bridge.send_file(MODEL_PATH)[1]) < len(missing)
+        chromium.call("Storage.overrideQuotaForOrigin", origin=bridge.url)
+        bridge.send_file(MODEL_PATH)
+        for op in ("load", "decode", "unload"):  # the storage is cleared before each
+            chromium.call("Storage.clearDataForOrigin", origin=bridge.url, storageTypes="all")
+            if op == "decode":
+                assert np.array_equal(decode(bridge, PROMPT), expected)
+            else:
+                bridge.call(op, file=name, **SIZES)
+        assert bridge.send_file(MODEL_PATH)[1] == missing
+        bridge.call("load", file=name, **SIZES)
+        assert np.array_equal(decode(bridge, PROMPT), expected)
+    finally:
+        bridge.close()
+
+
+def test_second_tab_takes_over_until_the_first_takes_it_back(chromium: Page) -> None:
+    bridge = PageBridge()
+    try:
+        visit(chromium, f"{bridge.url}/#token")
+        bridge.event("hello")
+        chromium.open_tab(f"{bridge.url}/#token")
+        bridge.event("hello")
+        state(chromium, "Another tab or window of this browser has taken over")
+        chromium.value("document.getElementById('here').click()")
+        bridge.event("hello")
+        state(chromium, "Ready, waiting for work")
+        assert len(bridge.keys) == 1
+    finally:
+        bridge.close()
 
 
 def test_page_without_a_link_or_with_a_used_one_says_so(chromium: Page) -> None:

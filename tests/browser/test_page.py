@@ -1,6 +1,7 @@
 """The page's operations in node give what native llama.cpp gives, and refuse what is wrong in one line."""
 
 import json
+import shutil
 import struct
 import subprocess
 from collections.abc import Callable
@@ -292,6 +293,57 @@ def test_broken_slice_is_refused_and_the_page_lives(open_page: Open, tmp_path: P
     name, _ = bridge.send_file(MODEL_PATH)
     with pytest.raises(PageError, match="unknown cache type 99"):
         bridge.call("load", file=name, **{**SIZES, "type_k": 99})
+    bridge.call("load", file=name, **SIZES)
+    assert len(decode(bridge, PROMPT)) == len(PROMPT)
+
+
+def test_slice_that_does_not_fit_into_the_storage_is_computed_from_memory(open_page: Open, tmp_path: Path) -> None:
+    """Other files make room first. What was stored is not sent again."""
+    n_chunks = -(-MODEL_PATH.stat().st_size // (1 << 20))
+    bridge = open_page(tmp_path / "page", "--quota", str(3 << 20), threads=1)
+    other = tmp_path / "other"
+    other.write_bytes(bytes(1 << 20))
+    bridge.send_file(other)
+    name, missing = bridge.send_file(MODEL_PATH)
+    assert missing == list(range(n_chunks))
+    bridge.event("full")
+    bridge.call("load", file=name, **SIZES)
+    assert deviation(decode(bridge, PROMPT), natively(MODEL_PATH, PROMPT)) < 0.05
+    files = bridge.call("files")[0]["files"]
+    assert files == [{"name": name, "size": 3 << 20, "complete": False}]
+    bridge.call("unload")
+    with pytest.raises(PageError, match="not complete"):
+        bridge.call("load", file=name, **SIZES)
+    assert bridge.send_file(MODEL_PATH)[1] == list(range(3, n_chunks))
+    bridge.call("load", file=name, **SIZES)
+
+
+def test_storage_that_is_cleared_loses_no_slice_in_use(open_page: Open, tmp_path: Path) -> None:
+    bridge = open_page(tmp_path, threads=1)
+    data, half = MODEL_PATH.read_bytes(), 4 << 20
+    chunks, name = [data[:half], data[half:]], sha256(data).hexdigest()
+    digests = [sha256(chunk).hexdigest() for chunk in chunks]
+    bridge.call("file", name=name, size=len(data), chunk_bytes=half, chunks=digests)
+    for index, chunk in enumerate(chunks):
+        bridge.call("chunk", chunk, name=name, index=index)
+        shutil.rmtree(tmp_path / "slices")
+    bridge.call("load", file=name, **SIZES)
+    expected = decode(bridge, PROMPT)
+    assert bridge.call("files")[0]["files"] == []
+    bridge.call("unload")
+    assert bridge.send_file(MODEL_PATH)[1]
+    bridge.call("load", file=name, **SIZES)
+    assert np.array_equal(decode(bridge, PROMPT), expected)
+
+
+def test_device_with_less_memory_than_it_reports_refuses_and_lives(open_page: Open, tmp_path: Path) -> None:
+    bridge = open_page(tmp_path, "--memory", str(64 << 20), threads=1)
+    assert bridge.hello["memory_bytes"] == 1 << 32
+    name, _ = bridge.send_file(MODEL_PATH)
+    for _ in range(2):
+        with pytest.raises(PageError, match=r"\Allama.cpp cannot make a context of 1048576 tokens: .*bad_alloc\Z"):
+            bridge.call("load", file=name, **{**SIZES, "n_ctx": 1 << 20})
+        bridge.call("unload")
     bridge.call("load", file=name, **SIZES)
     assert len(decode(bridge, PROMPT)) == len(PROMPT)
 

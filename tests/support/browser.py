@@ -80,6 +80,12 @@ class Page:
         self.call("Page.navigate", url=url)
         self.wait_for(f"document.readyState === 'complete' && location.href.startsWith({json.dumps(url)})")
 
+    def open_tab(self, url: str) -> None:
+        """Open another tab of the same browser, which nothing controls."""
+        session, self._session = self._session, None
+        self.call("Target.createTarget", url=url, background=True)
+        self._session = session
+
     def value(self, expression: str) -> Any:
         """Return the value of an expression of JavaScript in the page; of a promise, what it brings."""
         reported = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)

@@ -1,8 +1,9 @@
 // The browser's page without a browser: node joins a bridge as a page does. Prints each state as a line of JSON.
 //
-//     node node_page.mjs URL TOKEN --store FOLDER [--threads N] [--single]
+//     node node_page.mjs URL TOKEN --store FOLDER [--threads N] [--single] [--quota BYTES] [--memory BYTES]
 //
 // --single: as a page that is not cross-origin isolated, with the module without threads.
+// --quota: bytes of the storage. --memory: bytes that a module really gets; the page reports 4 GB.
 // FOLDER keeps the slices and the key, so a second start with the same folder needs no token.
 import fs from "node:fs";
 import os from "node:os";
@@ -20,6 +21,8 @@ const { values, positionals: [url, token] } = parseArgs({
     store: { type: "string" },
     threads: { type: "string", default: String(os.availableParallelism()) },
     single: { type: "boolean", default: false },
+    quota: { type: "string", default: "Infinity" },
+    memory: { type: "string", default: "4294967296" },
   },
 });
 const { store, single } = values;
@@ -46,7 +49,7 @@ const link = new Link({
   }),
   startWorker(hear, failed) {
     const worker = new Worker(new URL("node_worker.mjs", import.meta.url), {
-      workerData: { base: url, store, single, threads },
+      workerData: { base: url, store, single, threads, quota: Number(values.quota), most_pages: values.memory / 65536 },
     });
     worker.on("message", hear);
     worker.on("error", (error) => failed(error.message));

@@ -20,6 +20,12 @@ parentPort.on("message", (data) => self.onmessage({ data }));
 globalThis.self = globalThis;
 globalThis.crypto ??= webcrypto; // node 18 does not have it here
 globalThis.crossOriginIsolated = !workerData.single;
+const { Memory } = WebAssembly;
+WebAssembly.Memory = class extends Memory {
+  constructor(sizes) {
+    super({ ...sizes, maximum: Math.min(sizes.maximum, workerData.most_pages) });
+  }
+};
 // onnxruntime-web starts threads only from scripts of the page's own origin, and a file has none.
 globalThis.URL = class extends URL {
   get origin() {
@@ -42,18 +48,25 @@ self.Worker = class {
 };
 
 // A folder whose open files have the methods of FileSystemSyncAccessHandle.
-function nodeFolder(folder) {
-  fs.mkdirSync(folder, { recursive: true });
-  const place = (name) => path.join(folder, name);
+function nodeFolder(folder, quota) {
+  const place = (name) => {
+    fs.mkdirSync(folder, { recursive: true });
+    return path.join(folder, name);
+  };
+  const used = () => fs.readdirSync(place("")).reduce((sum, name) => sum + fs.statSync(place(name)).size, 0);
   return {
-    names: async () => fs.readdirSync(folder),
+    names: async () => fs.readdirSync(place("")),
     size: async (name) => fs.statSync(place(name)).size,
     async open(name) {
       const file = fs.openSync(place(name), fs.constants.O_RDWR | fs.constants.O_CREAT);
       return {
         getSize: () => fs.fstatSync(file).size,
         read: (buffer, { at }) => fs.readSync(file, buffer, 0, buffer.length, at),
-        write: (buffer, { at }) => fs.writeSync(file, buffer, 0, buffer.length, at),
+        write(buffer, { at }) {
+          const more = Math.max(0, at + buffer.length - fs.fstatSync(file).size);
+          if (used() + more > quota) throw new Error("the quota is exceeded");
+          return fs.writeSync(file, buffer, 0, buffer.length, at);
+        },
         truncate: (size) => fs.ftruncateSync(file, size),
         flush: () => fs.fsyncSync(file),
         close: () => fs.closeSync(file),
@@ -84,7 +97,7 @@ async function onnxRuntime() {
 const { serve } = await import(locate("worker.js"));
 const take = serve(parentPort, {
   threads: workerData.threads,
-  folder: async () => nodeFolder(path.join(workerData.store, "slices")),
+  folder: async () => nodeFolder(path.join(workerData.store, "slices"), workerData.quota),
   host: { locate, onnxRuntime, compile: async (name) => WebAssembly.compile(fs.readFileSync(new URL(locate(name)))) },
 });
 parentPort.on("message", take);

@@ -199,14 +199,15 @@ class _Server(ThreadingHTTPServer):
 
 @contextmanager
 def node_page(
-    node: str, url: str, store: Path, *, threads: int = 2, single: bool = False, token: str = "token"
+    node: str, url: str, store: Path, *options: str, threads: int = 2, single: bool = False, token: str = "token"
 ) -> Iterator[subprocess.Popen[str]]:
     """A page in node, which ends with the block. Its output has its states, a line of JSON each.
 
+    options: options of node_page.mjs.
     single: the page is not isolated, so it has no threads.
     """
     command = [node, str(ROOT / "tests/support/node_page.mjs"), "--store", str(store)]
-    command += ["--threads", str(threads), *(["--single"] if single else []), "--", url, token]
+    command += ["--threads", str(threads), *(["--single"] if single else []), *options, "--", url, token]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             yield process

@@ -17,6 +17,7 @@ const SIMD = new Uint8Array([
 const element = (id) => document.getElementById(id);
 let link = null, paused = false, connected = false, loading = 0, lastDecode = 0, awake = null, battery = null;
 let lastWork = 0;
+let problem = ""; // sentence about the slice that arrived last
 let passes = []; // [time, rows] of the last decodes
 
 function show(text, wrong = false) {
@@ -82,12 +83,18 @@ function onActivity(name, fields) {
   } else if (name === "show") {
     element("model").textContent = fields.model || fields.text || "nothing yet";
     element("layers").textContent = fields.layers || "–";
-  } else if (name === "command" && COMPUTE.includes(fields.op)) {
-    lastDecode = Infinity; // it is running
+  } else if (name === "full") {
+    problem = "The storage for this page is full. Its part of the model is not kept, and is sent again next time.";
+  } else if (name === "command") {
+    if (COMPUTE.includes(fields.op)) lastDecode = Infinity; // it is running
+    if (fields.op === "file") problem = "";
   } else if (name === "reply") {
     const { header, reply } = fields;
     if (reply.heap_bytes) element("memory").textContent = `${Math.round(reply.heap_bytes / MIB)} MB`;
-    if (header.op === "load") loading = 0;
+    if (["load", "onnx_load"].includes(header.op)) {
+      loading = 0;
+      if (reply.error) problem = `This device cannot load its part of the model: ${reply.error}.`;
+    }
     if (header.op === "unload") {
       element("memory").textContent = "–";
       element("model").textContent = "nothing yet";
@@ -114,6 +121,7 @@ function update() {
   if (paused) show("Paused. This device computes nothing.");
   else if (loading) show(`Loading, ${Math.round(loading * 100)} %.`);
   else if (now - lastDecode < 3000) show("Computing.");
+  else if (problem) show(problem, true);
   else show(canShare() ? "Ready, waiting for work." : "Ready with one thread, since this page is not isolated.");
 }
 

@@ -6,9 +6,10 @@ const LARGEST_CHUNK = 64 << 20; // bytes
 const OPEN_S = 10; // an ended worker may still hold a file for a moment
 
 export class Store {
-  constructor(folder) {
-    this.folder = folder;
-    this.arriving = null; // the file that arrives: {name, size, chunk_bytes, chunks, missing, handle}
+  // onFull: called when a file does not fit into the storage. It is then in memory until it was loaded.
+  constructor(folder, onFull) {
+    Object.assign(this, { folder, onFull });
+    this.arriving = null; // the file that arrives: {name, size, chunk_bytes, chunks, missing, handle, unstored}
   }
 
   // Returns the files and the free bytes.
@@ -33,7 +34,7 @@ export class Store {
     }
     this.close();
     const handle = await this.folder.open(name);
-    this.arriving = { name, size, chunk_bytes, chunks, missing: new Set(), handle };
+    this.arriving = { name, size, chunk_bytes, chunks, missing: new Set(), handle, unstored: new Map() };
     if (handle.getSize() > size) handle.truncate(size);
     for (let index = 0; index < count; index++) {
       const buffer = new Uint8Array(chunkSize(this.arriving, index));
@@ -54,11 +55,10 @@ export class Store {
     const size = chunkSize(file, index);
     if (data.length !== size) throw new Error(`chunk ${index} has ${data.length} bytes instead of ${size}`);
     if ((await digest(data)) !== file.chunks[index]) throw new Error(`chunk ${index} has another digest; send it again`);
-    try {
-      if (file.handle.write(data, { at: index * file.chunk_bytes }) !== size) throw new Error("not all was written");
-    } catch (error) {
-      const free = await this.folder.free();
-      throw new Error(`this device cannot store chunk ${index} of ${size} bytes (${free} bytes free): ${error.message}`);
+    const isStored = () => works(() => file.handle.write(data, { at: index * file.chunk_bytes }) === size);
+    if (file.unstored.size || !(isStored() || ((await this.dropOthers(name)) && isStored()))) {
+      if (!file.unstored.size) this.onFull();
+      file.unstored.set(index, data);
     }
     file.missing.delete(index);
     if (!file.missing.size) await this.finish();
@@ -67,9 +67,21 @@ export class Store {
   // Opens a complete file to read.
   async open(name) {
     checkName(name);
+    const file = this.arriving;
+    if (file?.name === name && !file.missing.size) {
+      this.arriving = null;
+      return withUnstored(file);
+    }
     if (!(await this.folder.names()).includes(`${name}.done`)) throw new Error(`the file ${name} is not complete here`);
     this.close();
     return this.folder.open(name);
+  }
+
+  // Deletes all other files, since one does not fit beside them. Returns whether there were any.
+  async dropOthers(name) {
+    const others = (await this.folder.names()).filter((other) => isDigest(other) && other !== name);
+    for (const other of others) await this.drop(other).catch(() => {});
+    return others.length > 0;
   }
 
   async drop(name) {
@@ -85,25 +97,26 @@ export class Store {
   }
 
   async finish() {
-    const { name, handle } = this.arriving;
-    handle.flush();
-    (await this.folder.open(`${name}.done`)).close();
+    const { name, handle, unstored } = this.arriving;
+    if (!unstored.size && works(() => (handle.flush(), true))) {
+      await this.folder.open(`${name}.done`).then((done) => done.close(), this.onFull);
+    }
   }
 }
 
-// The origin private file system of the browser.
+// The origin private file system of the browser. Its user may clear it at any time.
 export async function browserFolder() {
-  const root = await navigator.storage.getDirectory();
-  const folder = await root.getDirectoryHandle("slices", { create: true });
+  const folder = async () => (await navigator.storage.getDirectory()).getDirectoryHandle("slices", { create: true });
+  await folder();
   return {
     async names() {
       const names = [];
-      for await (const name of folder.keys()) names.push(name);
+      for await (const name of (await folder()).keys()) names.push(name);
       return names;
     },
-    size: async (name) => (await (await folder.getFileHandle(name)).getFile()).size,
+    size: async (name) => (await (await (await folder()).getFileHandle(name)).getFile()).size,
     async open(name) {
-      const file = await folder.getFileHandle(name, { create: true });
+      const file = await (await folder()).getFileHandle(name, { create: true });
       for (const end = Date.now() + OPEN_S * 1000; ; ) {
         try {
           return await file.createSyncAccessHandle();
@@ -113,7 +126,7 @@ export async function browserFolder() {
         }
       }
     },
-    remove: (name) => folder.removeEntry(name).catch((error) => {
+    remove: async (name) => (await folder()).removeEntry(name).catch((error) => {
       if (error.name !== "NotFoundError") throw error;
     }),
     async free() {
@@ -121,6 +134,37 @@ export async function browserFolder() {
       return Math.max(0, quota - usage);
     },
   };
+}
+
+// Returns an open file whose chunks are partly in memory.
+function withUnstored({ size, chunk_bytes, handle, unstored }) {
+  if (!unstored.size) return handle;
+  return {
+    getSize: () => size,
+    read(buffer, { at }) {
+      let read = 0;
+      for (const end = Math.min(buffer.length, size - at); read < end; ) {
+        const index = Math.floor((at + read) / chunk_bytes);
+        const start = at + read - index * chunk_bytes;
+        const part = buffer.subarray(read, Math.min(end, read + chunk_bytes - start));
+        const data = unstored.get(index);
+        if (data) part.set(data.subarray(start, start + part.length));
+        else if (handle.read(part, { at: at + read }) !== part.length) break;
+        read += part.length;
+      }
+      return read;
+    },
+    close: () => handle.close(),
+  };
+}
+
+// Returns the result of an action, or false if it throws.
+function works(action) {
+  try {
+    return action();
+  } catch {
+    return false;
+  }
 }
 
 const isDigest = (text) => typeof text === "string" && /^[0-9a-f]{64}$/.test(text);

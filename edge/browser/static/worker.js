@@ -89,7 +89,7 @@ export function serve(port, { folder, host, threads }) {
 
   async function execute({ header, payload }) {
     try {
-      store ??= new Store(await folder());
+      store ??= new Store(await folder(), () => post({ event: { event: "full" } }));
       if (!Object.hasOwn(operations, header.op)) throw new Error(`unknown operation ${String(header.op).slice(0, 40)}`);
       const result = await operations[header.op](header, payload ?? new Uint8Array(0));
       const [reply, data] = Array.isArray(result) ? result : [result];
