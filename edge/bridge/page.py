@@ -126,9 +126,11 @@ class Page:
             log.info("page-joined", name=self.name, browser=profile.browser, system=profile.system, port=port,
                      threads=profile.threads, memory_bytes=memory_bytes)  # fmt: skip
         except (EngineError, OSError, ProtocolError) as error:
-            self._refuse(str(error))
+            if self._starting is asyncio.current_task():  # otherwise the page was lost, and may come back
+                self._refuse(str(error))
         finally:
-            self._starting = None
+            if self._starting is asyncio.current_task():
+                self._starting = None
 
     def _refuse(self, why: str) -> None:
         """Use the page no more until it says hello again."""

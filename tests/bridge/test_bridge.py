@@ -104,6 +104,17 @@ def test_a_silent_page_is_lost_and_comes_back(tmp_path: Path, connect: Connect) 
         until(lambda: ready(folder), "the page is back")
 
 
+def test_a_page_that_is_suspended_while_it_joins_comes_back(tmp_path: Path) -> None:
+    with running_bridge(tmp_path, lost_s=1.0) as bridge:
+        page = ScriptedPage(bridge.url, joined(bridge))
+        page.is_suspended = True
+        page.say(HELLO)
+        until(lambda: bridge._pages["phone"]._starting is None, "the page is lost")
+        page.is_suspended = False
+        page.say({"event": "alive"})
+        until(lambda: ready(bridge.folder("phone")), "the page is back")
+
+
 def test_a_page_that_computes_wrong_numbers_is_refused(tmp_path: Path) -> None:
     n_vocab = ModelFile.open(MODEL_PATH).shape.n_vocab
 

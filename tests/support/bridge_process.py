@@ -117,6 +117,7 @@ class ScriptedPage:
     def __init__(self, url: str, key: str, answer: Answer = lambda *_: ({}, b"")) -> None:
         self._http = httpx.Client(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=LIMIT_S)
         self._answer = answer
+        self.is_suspended = False  # True: frames of the bridge are lost
         self.shown: list[str] = []  # texts for the page's user
         self.ops: queue.Queue[dict[str, Any]] = queue.Queue()  # operations other than `measure` and `ping`
         self.ended, self._opened = threading.Event(), threading.Event()
@@ -162,6 +163,8 @@ class ScriptedPage:
 
     def _carry_out(self, frame: Frame) -> None:
         header, payload = frame
+        if self.is_suspended:
+            return
         if header.get("op") == "show":
             self.shown.append(header.get("text", ""))
             return
