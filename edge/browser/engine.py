@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge.browser.page import PageConnection
+from edge.browser.profile import RUNTIME_BYTES
 from edge.errors import EngineError, Interrupted, NotEnoughMemory
 from edge.llama.batch import Batch
 from edge.llama.ggml import Node
@@ -33,7 +34,6 @@ Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 
 _STOPPED = 2  # llama_decode's code after the abort callback stopped it
-_LIBRARY_BYTES = 48 << 20  # llama.cpp, its stack and its graphs
 
 
 class PageEngine(ModelRunner):
@@ -67,7 +67,7 @@ class PageEngine(ModelRunner):
     ) -> ModelInMemory:
         """Send the slice to the page, and let the page load it."""
         sizes = request.sizes
-        parts = {**memory.need(request.file.path, sizes).parts, "runtime": _LIBRARY_BYTES}
+        parts = {**memory.need(request.file.path, sizes).parts, "runtime": RUNTIME_BYTES}
         need = MemoryNeed(parts, self._page_bytes, self._page_bytes)
         if not need.fits:
             raise NotEnoughMemory(

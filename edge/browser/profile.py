@@ -21,6 +21,7 @@ _BROWSERS = (
 )  # fmt: skip
 _SYSTEMS = ("Android", "iPhone", "iPad", "Windows", "CrOS", "Mac OS X", "Linux")
 MAX_THREADS = 64
+RUNTIME_BYTES = 64 << 20  # bytes of llama.cpp in WebAssembly, its stack and its graphs
 MAX_MEMORY = 3900 << 20  # bytes that a 32-bit WebAssembly program can address, without the stack and the library
 _IOS_MEMORY = 1500 << 20  # more ends a tab on iPhones and iPads
 _USUAL_MEMORY = 1 << 30  # if the page does not report its memory

@@ -11,6 +11,7 @@ from dataclasses import replace
 from devices.catalog import CATALOG
 from devices.processes.rates import Rates
 from devices.profile import DeviceProfile
+from edge.browser.profile import RUNTIME_BYTES
 from partition.predict.presets import PartSizes, rated_speed
 from partition.predict.speeds import MOST_S, Curve, DeviceSpeed
 
@@ -47,5 +48,6 @@ def estimated_speed(profile: DeviceProfile, sizes: PartSizes, device: str, name:
     trip_s, bytes_per_s = profile.page_round_trip_s or 0.0, profile.page_bytes_per_s or 0.0
     if trip_s > 0 and bytes_per_s > 0:  # the worker of a page sends it the rows of each step, and waits for the result
         row_s = 2 * sizes.row_bytes / bytes_per_s
-        speed = replace(speed, step_s=Curve(tuple((n, min(MOST_S, trip_s + n * row_s)) for n in (1, 512))))
+        step_s = Curve(tuple((n, min(MOST_S, trip_s + n * row_s)) for n in (1, 512)))
+        speed = replace(speed, step_s=step_s, runtime_bytes=RUNTIME_BYTES)
     return speed

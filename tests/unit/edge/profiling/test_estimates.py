@@ -80,12 +80,14 @@ def test_rates_that_cannot_be_give_an_estimate_all_the_same(value: float) -> Non
         assert all(0 <= seconds < math.inf for seconds in seconds_of(speed))
 
 
-def test_a_page_is_slower_by_its_network() -> None:
+def test_a_page_is_slower_by_its_network_and_takes_less_memory() -> None:
     """Each step takes a round trip, and the time of the hidden states there and back."""
-    step_s = estimated(page_round_trip_s=0.01, page_bytes_per_s=1e6).step_s
+    speed = estimated(page_round_trip_s=0.01, page_bytes_per_s=1e6)
+    step_s = speed.step_s
     for rows in (1, 100, 2048):
         assert step_s.at(rows) == pytest.approx(0.01 + rows * 2 * 4 * FILE.shape.n_embd / 1e6)
     assert estimated(page_round_trip_s=0.01).step_s == estimated().step_s
+    assert speed.runtime_bytes < estimated().runtime_bytes
 
 
 def test_an_estimate_of_a_device_is_no_preset() -> None:
