@@ -130,6 +130,10 @@ class EngineGone(EdgeError):
     """The process that computes an answer ended before the answer was complete. The message gives the cause."""
 
 
+class ReplicaLost(EngineGone):
+    """A replica lost a device. Other replicas continue its requests."""
+
+
 class PoisonousRequest(EngineGone):
     """A request crashed the engine process, and crashed the next one as well. The message gives the cause."""
 

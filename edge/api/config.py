@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from edge.deployment.deployed import DeployedModel
     from edge.llm.engine import Accounted
     from edge.llm.interface import TextEngine
-    from edge.llm.step_budget import LatencyTargets
     from edge.media.encoder import MediaEncoder
     from edge.speculate.factory import Draft
     from edge.tasks import Steps
@@ -55,6 +54,7 @@ class EngineConfig:
     plan_name: str = "the plan"  # origin of the plan, for messages
     save_plan: str | None = None  # file to write the plan to
     joining: bool = False  # whether workers that are discovered later join the cluster
+    is_replica: bool = False  # whether other processes run further copies of the model, on other devices
     parallel: Parallel = "auto"
     shares: tuple[float, ...] | None = None
     affinity: tuple[int, ...] = ()  # cores that this process is pinned to, for a saved plan
@@ -103,13 +103,6 @@ class EngineConfig:
         if not draft.is_auto:
             raise EngineError("MTP layers see no pictures: choose other drafts, or leave out the projector")
         return "auto"
-
-    def latency_targets(self) -> LatencyTargets | None:
-        """Return the latency targets of the server's steps, or None if there are none."""
-        from edge.llm.step_budget import LatencyTargets
-
-        itl, ttft = (None if ms is None else ms / 1000 for ms in (self.target_itl_ms, self.target_ttft_ms))
-        return None if itl is None and ttft is None else LatencyTargets(itl, ttft)
 
     def engine_options(self, draft: Draft = "off") -> EngineOptions:
         """Return the options of the engine. Raises EngineError if a value is out of its range."""
@@ -201,7 +194,14 @@ class EngineConfig:
             if self.save_plan is not None:
                 choice.save(self.save_plan)
             exchange = Exchange(self.transport, self.allreduce, self.wire)
-            resilience = Resilience(announced if self.joining else None, self.reproducible, resumes)
+            assert isinstance(choice.plan, Plan)
+            is_replica = self.is_replica or bool(choice.plan.replicas)
+            resilience = Resilience(
+                announced if self.joining and not is_replica else None,
+                self.reproducible,
+                resumes,
+                is_replica and choice.plan.thin_owner,
+            )
             with deploy(choice, cluster, options, exchange, resilience, steps=steps) as model:
                 yield model
 

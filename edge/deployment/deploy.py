@@ -19,6 +19,7 @@ from edge.deployment.replanning import Replanner
 from edge.deployment.reproducible import SameCuts, reproducible_plan
 from edge.deployment.supervisor import Supervisor
 from edge.deployment.watch import MembershipWatch
+from edge.errors import ReplicaLost
 from edge.llama import llama
 from edge.llm.engine import Engine, load
 from edge.llm.interface import TextEngine
@@ -50,6 +51,8 @@ class Resilience:
     seek: FindWorkers | None = None  # finds devices that join; None: only devices of the plan take part
     reproducible: bool = False  # the same tokens in every run, if the engine options allow it (`edge.llm.options`)
     resumes: bool = False  # devices of the plan that cannot be reached at the start count as lost
+    # Raise ReplicaLost after a loss, because this device has a part in another replica and cannot take over.
+    is_replica: bool = False
 
 
 DEFAULT_RESILIENCE = Resilience()
@@ -79,6 +82,7 @@ def deploy(
     first, *replicas = choice.plan.copies
     if replicas:
         steps.say(f"the plan has {1 + len(replicas)} copies of the model; this process runs the first copy")
+        choice = replace(choice, planner=None)  # other plans would use the devices of the replicas
     plan = by_device(reproducible_plan(first) if resilience.reproducible else first)
     file = choice.open()
     fleet = cluster.fleet if resilience.resumes else cluster.connected(plan)
@@ -91,7 +95,8 @@ def deploy(
         if plan.model_digest not in ("", digest):
             raise PlanError(f"the plan is for another model than {file.path.name}, or it has changed; plan again")
         single = alone(file, options, plan, steps)
-        return DeployedModel(single, RunningPlan(single, plan, choice.why, ("this device",)), exchange, single.close)
+        running = RunningPlan[Plan, TextEngine](single, plan, choice.why, ("this device",))
+        return DeployedModel(single, running, exchange, single.close, replicas=tuple(replicas))
     # Each rank changes the size of its weights independently, so prefixes on disk would mix several sizes.
     if options.least_memory is not None:
         options = replace(options, prefixes=None)
@@ -106,10 +111,14 @@ def deploy(
         supervisor = Supervisor(replanner, building, steps, insecure=cluster.insecure)
         stack.callback(supervisor.close)
         why = choice.why
+        if away and resilience.is_replica:
+            raise ReplicaLost(f"{listed(sorted(away))} cannot be reached")
         if away:
             steps.say(f"{listed(sorted(away))} cannot be reached: going on without")
             plan, why = replanner.over(fleet, cluster.notes, steps)
-        engine = building.kept_running(supervisor, fleet, plan, why, exact=replanner.exact)
+        engine = building.kept_running(
+            supervisor, fleet, plan, why, exact=replanner.exact, recovers=not resilience.is_replica
+        )
         joining = None
         if resilience.seek is not None:
             joining = JoiningDevices(resilience.seek, file, digest, exchange.transport, insecure=cluster.insecure)
@@ -118,9 +127,12 @@ def deploy(
             estimated = EstimatedDevices(
                 file, digest, exchange.transport, insecure=cluster.insecure, memory=choice.options.memory
             )
-        watch = MembershipWatch(supervisor, replanner, engine.replacements, joining, estimated, steps)
-        stack.callback(watch.close)
-        model = DeployedModel(engine, supervisor.running, exchange, stack.pop_all().close, watch)
+        watch = None
+        if not resilience.is_replica:
+            watch = MembershipWatch(supervisor, replanner, engine.replacements, joining, estimated, steps)
+            stack.callback(watch.close)
+        close = stack.pop_all().close
+        model = DeployedModel(engine, supervisor.running, exchange, close, watch, tuple(replicas))
         supervisor.on_change.append(model.change)
         return model
 
@@ -200,11 +212,19 @@ class LlmBuilding(Building[Plan, TextEngine]):
         return plan.placements[0]
 
     def kept_running(
-        self, supervisor: Supervisor[Plan, TextEngine], fleet: Fleet | None, plan: Plan, why: str, *, exact: bool
+        self,
+        supervisor: Supervisor[Plan, TextEngine],
+        fleet: Fleet | None,
+        plan: Plan,
+        why: str,
+        *,
+        exact: bool,
+        recovers: bool,
     ) -> ReplaceableEngine:
         """Start the plan and return an engine that the supervisor can replace.
 
         exact: after a loss, tokens are recomputed in the same steps as before.
+        recovers: False: a loss raises ReplicaLost.
         """
 
         def prefill_lost(plan: Plan, reason: str, lost: list[str]) -> None:
@@ -220,6 +240,9 @@ class LlmBuilding(Building[Plan, TextEngine]):
         self._options = replace(self._options, context=first.context, batch=first.batch)
 
         def recovered(error: Exception) -> TextEngine:
+            if not recovers:
+                ranks = supervisor.running.ranks
+                raise ReplicaLost(loss_reason(ranks.lost if ranks else [], error)) from error
             return supervisor.replace(error, replacements.losses_in_a_row, lambda: None)
 
         replacements = Replacements(first, recovered)

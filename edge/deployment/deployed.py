@@ -61,10 +61,13 @@ class DeployedModel(Deployed[Plan, TextEngine]):
         exchange: Exchange,
         close: Callable[[], None],
         watch: MembershipWatch | None = None,
+        replicas: tuple[Plan, ...] = (),
     ) -> None:
-        """watch: watches the devices; None: the model runs on this device alone."""
+        """watch: watches the devices; None: nothing else can take over.
+        replicas: plans of further copies of the model, which other processes run.
+        """
         super().__init__(running, exchange, close)
-        self.engine, self.watch = engine, watch
+        self.engine, self.watch, self.replicas = engine, watch, replicas
 
     def close(self) -> None:
         if self.watch is not None:

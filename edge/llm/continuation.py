@@ -44,6 +44,9 @@ class Request:
     # Returns the number of tokens that a context shift keeps; None: a full context ends the response.
     stays: Callable[[], int] | None = None
     on_prefill: PrefillProgress | None = None
+    # Requests with lower values begin first: the priority, and the place in a fair order of clients.
+    order: tuple[int, float] = (0, 0.0)
+    client: str = ""  # while several clients have requests, each one leaves a slot to the others
     background: bool = False  # runs only without other requests, in short steps, and is preempted by the next request
     media: Sequence[EmbeddingRows] = ()  # pictures and sounds in the prompt
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections import deque
+from collections import Counter, deque
 
 from edge.llm.requests import RequestState
 
@@ -33,6 +33,36 @@ class Queues:
     def is_background(self) -> bool:
         """True if all requests run in the background."""
         return all(state.request.background for queue in (self.running, self.waiting) for state in queue)
+
+    @property
+    def next_waiting(self) -> RequestState:
+        """The waiting request that begins next.
+
+        Urgent priorities come first, then clients without a running request, then the fair order, and then arrival.
+        """
+        running = {state.request.client for state in self.running if state.request.client}
+
+        def key(state: RequestState) -> tuple[bool, int, bool, float]:
+            priority, tag = state.request.order
+            return state.request.background, priority, state.request.client in running, tag
+
+        return min(self.waiting, key=key)
+
+    def displaced_by(self, state: RequestState) -> RequestState | None:
+        """Return the running request that a waiting one displaces if there is no room for both; None if it waits.
+
+        This is a request with a less urgent priority, or, for a client without running requests, one of the client that
+        has most of them.
+        """
+        may = [own for own in self.without_logits if own.request.order[0] > state.request.order[0]]
+        if not may:
+            running = Counter(own.request.client for own in self.running)
+            client, n = max(running.items(), key=lambda item: item[1], default=("", 0))
+            if n < 2 or not client or state.request.client in (*running, ""):
+                return None
+            may = [own for own in self.without_logits if own.request.client == client]
+            may = [own for own in may if own.request.order[0] == state.request.order[0]]
+        return max(may, key=lambda own: (own.request.order[0], own.number), default=None)
 
     def remove(self, state: RequestState) -> None:
         """Remove a request from all queues."""

@@ -216,21 +216,23 @@ class Scheduler(Closing):
     # --- admit ---
 
     def _admit(self) -> bool:
-        """Give waiting requests a slot, in their order, while the context has room for their next tokens. Return False
-        if the next request must wait for the steps in flight, because its KV cache can be restored only between steps.
+        """Give waiting requests a slot, in the order of `Queues.next_waiting`, while the context has room for their
+        next tokens. Return False if the next request must wait for the steps in flight, because its KV cache can be
+        restored only between steps.
         """
         queues = self.queues
         while queues.waiting:
-            state = min(queues.waiting, key=lambda waiting: waiting.request.background)
+            state = queues.next_waiting
             if state.request.background and not queues.is_background:
                 return True
             if len(state.tokens) > self.engine.context:  # its next token had no room when the engine was lost
                 if not state.shift():
                     self._end(state, "length")
                 continue
-            placement = self._admission.place(state)
-            if placement is None:
-                return True
+            while (placement := self._admission.place(state)) is None:
+                if (displaced := queues.displaced_by(state)) is None:
+                    return True
+                self._admission.preempt(displaced, keep=not self._in_flight.steps)
             if self._admission.restores(state) and self._in_flight.steps:
                 return False
             self._admission.admit(state, placement)

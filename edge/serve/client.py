@@ -13,18 +13,18 @@ from edge.serve.answer import ProcessAnswer
 from edge.serve.caller import CALLER
 from edge.serve.engine.threads import FETCHING, FETCHING_FOR_ONE, READING, is_url
 from edge.serve.places import Places
-from edge.serve.process import EngineProcess
+from edge.serve.replicas import Replicas
 from edge.serve.served import Generation
 
 
 class EngineClient:
     """Implements `edge.serve.served.ServedModel`, which documents the methods. Use it in one event loop."""
 
-    def __init__(self, process: EngineProcess, queue: int) -> None:
+    def __init__(self, replicas: Replicas, queue: int) -> None:
         """queue: number of requests that may wait while others run."""
-        self.name, self.process, self._queue = process.name, process, queue
+        self.name, self.replicas, self._queue = replicas.name, replicas, queue
         # Each purpose has its own places, because the engine process has separate threads for each.
-        waiting = queue + process.config.options.sequences
+        waiting = queue + replicas.config.options.sequences
         self._fetching = Places("pictures and sounds by URL", FETCHING, waiting, FETCHING_FOR_ONE)
         self._reading = Places("tokens and templates", READING, waiting)
         self._pooling = Places("embeddings and ranks", 1, waiting)
@@ -33,28 +33,28 @@ class EngineClient:
         self._check_queue()
         if any(map(is_url, generation.media.values())):
             async with self._fetching.place():
-                return await self.process.generate(generation)
-        return await self.process.generate(generation)
+                return await self.replicas.generate(generation)
+        return await self.replicas.generate(generation)
 
     def _check_queue(self) -> None:
         """Raise Overloaded if the queue is full.
 
         If there are several keys, each may fill at most half of the remaining queue.
         """
-        sequences, answers, caller = self.process.about.get("sequences", 1), self.process.answers, CALLER.get()
-        left = sequences + self._queue - len(answers)
-        own = answers.n_of(caller.client) - sequences
+        sequences, caller = self.replicas.about.get("sequences", 1), CALLER.get()
+        left = sequences + self._queue - self.replicas.n_answers()
+        own = self.replicas.n_answers(caller.client) - sequences
         if left <= 0 or (caller.among_several and own >= 0 and own >= left):
             raise Overloaded(
                 f"{sequences} requests are running and {self._queue} are waiting, which is the maximum; try again later"
             )
 
     async def _read(self, what: str, arguments: Mapping[str, Any]) -> Any:
-        return await self._reading.whole(lambda: self.process.ask(what, arguments))
+        return await self._reading.whole(lambda: self.replicas.ask(what, arguments))
 
     async def _pool(self, what: str, arguments: Mapping[str, Any]) -> Any:
         async with self._pooling.place():
-            return await self.process.ask(what, arguments)
+            return await self.replicas.ask(what, arguments)
 
     async def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = False) -> list[int]:
         options = {"add_special": add_special, "parse_special": parse_special}
@@ -83,17 +83,17 @@ class EngineClient:
         return ranked["scores"], ranked["tokens"]
 
     async def turn(self, turn: Mapping[str, Any]) -> None:
-        if self.process.config.prefix_warming:
-            await self.process.ask("turn", turn)
+        if self.replicas.config.prefix_warming:
+            await self.replicas.ask("turn", turn)
 
     async def prefixes(self, do: str, arguments: Mapping[str, Any]) -> Any:
-        return await self._read(do, arguments) if self.process.config.prefix_warming else None
+        return await self._read(do, arguments) if self.replicas.config.prefix_warming else None
 
     async def status(self) -> dict[str, Any]:
-        if not self.process.is_ready:  # a list of all models must not wait for one of them
+        if not self.replicas.is_ready:  # a list of all models must not wait for one of them
             raise EngineGone(f"{self.name} is being loaded")
-        return {**await self.process.ask("status", {}), "restarts": self.process.restarts}
+        return await self.replicas.status()
 
     async def about(self) -> Mapping[str, Any]:
-        await self.process.until_ready()
-        return self.process.about
+        await self.replicas.until_ready()
+        return self.replicas.about

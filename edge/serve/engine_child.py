@@ -163,6 +163,8 @@ class EngineChild:
         self._receive(message)
         if "ready" in message and not self.loaded.done():
             self._plan = message["ready"]["plan"]
+            if replicas := message["ready"]["replicas"]:
+                self._plan = {**self._plan, "replicas": replicas}
             self.loaded.set_result(None)
         elif (future := self._pending.get(message.get("id", 0))) is not None and not future.done():
             resolve(future, message)

@@ -10,6 +10,7 @@ from typing import Any
 
 from edge.api.config import EngineConfig
 from edge.errors import NotAllowed, NotEnoughMemory
+from edge.serve.answer import AnswersOwner
 from edge.serve.process import EngineProcess
 from edge.weights.elastic.share import MemoryUse
 from edge.weights.elastic.shares import MemoryShares, Share
@@ -48,10 +49,12 @@ class ModelMemory:
         least = min(options.least_memory or most, most) if changes else None
         return replace(config, options=replace(options, memory=most, least_memory=least))
 
-    def process(self, name: str, config: EngineConfig, say: Callable[[str], None]) -> EngineProcess:
+    def process(
+        self, name: str, say: Callable[[str], None], config: EngineConfig, owner: AnswersOwner
+    ) -> EngineProcess:
         """Return an engine process for a model. It claims its share when it is started."""
         share = None if self.n_bytes is None else partial(ProcessShare, name, self._shares, self._unload_one)
-        return EngineProcess(name, self.config(config), say=say, share=share)
+        return EngineProcess(name, self.config(config), say=say, share=share, owner=owner)
 
     async def ask(self, n_bytes: int | None) -> None:
         if self.n_bytes is None:

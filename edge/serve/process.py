@@ -14,11 +14,10 @@ from functools import partial
 from typing import Any
 
 from edge.api.config import EngineConfig
-from edge.errors import EdgeError, EngineGone
-from edge.serve.answer import Answers, ProcessAnswer
+from edge.errors import EdgeError, EngineGone, ReplicaLost
+from edge.serve.answer import Answers, AnswersOwner, ProcessAnswer
 from edge.serve.engine_child import EngineChild, NewShare
 from edge.serve.messages import generation_json
-from edge.serve.served import Generation
 from edge.serve.suspects import ENDS_IN_A_ROW, Case
 from edge.serve.watch import DEADLINES, RESTARTING, Deadlines, Watch
 
@@ -42,13 +41,14 @@ class EngineProcess:
         say: Callable[[str], None],
         deadlines: Deadlines = DEADLINES,
         share: NewShare | None = None,
+        owner: AnswersOwner | None = None,
     ) -> None:
         """say: called with lines for users. share: creates the memory share of each process, see `EngineChild`."""
         self.name, self.config, self.restarts, self._say = name, config, 0, say
         self.about: Mapping[str, Any] = {}  # the key `model` of its status when the model was last loaded
         self.failed: Exception | None = None  # reason why no more requests are accepted
-        self.answers = Answers(name)
         self._share = share
+        self.answers = Answers(name, owner or AnswersOwner())
         self._numbers = itertools.count(1)
         self._starting = asyncio.Lock()  # held while the process is replaced
         self._child: EngineChild | None = None  # current process
@@ -115,12 +115,14 @@ class EngineProcess:
 
     # --- requests ---
 
-    async def generate(self, generation: Generation) -> ProcessAnswer:
-        """Begin an answer. Raises the errors of the request."""
-        answer = ProcessAnswer(next(self._numbers), generation, self._cancel)
+    async def generate(self, answer: ProcessAnswer) -> None:
+        """Generate an answer, which may have tokens already. Return once it is accepted.
+
+        Raises the errors of the request.
+        """
+        answer.use_process(next(self._numbers), self._cancel)
         self.answers[answer.number] = answer
         await self._begin(answer)
-        return answer
 
     async def _begin(self, answer: ProcessAnswer) -> None:
         """Send the request of an answer, which continues after its present tokens. Raises the errors of the request."""
@@ -128,7 +130,7 @@ class EngineProcess:
             values = generation_json(answer.generation, answer.tokens)
             await self.ask("generate", values, answer.number, answer.case)
         except BaseException:
-            self.answers.pop(answer.number, None)
+            self.answers.pop_answer(answer.number)
             self.answers.suspects.abandon(answer.number, answer.case)
             self._cancel(answer.number)
             raise
@@ -197,6 +199,7 @@ class EngineProcess:
         elif "ready" in message:
             self.about, self.failed = message["ready"]["model"], None
             self._ready.set()
+            self.answers.owner.loaded(message["ready"]["replicas"])
         elif self.answers.receive(message):  # the message has a token
             self._ended_in_a_row = 0
 
@@ -243,6 +246,10 @@ class EngineProcess:
         child, self._child = self._child, None
         if child is None or not child.loaded.done():
             return  # `_load` raises the reason
+        if isinstance(reason, ReplicaLost):  # no request has caused it, and the devices are needed to load it again
+            self.answers.suspects.forget_handled()
+            self._give_up(reason)
+            return
         self._ready.clear()
         cause = self.answers.process_ended(reason)
         running = self.answers.take_accepted()
@@ -289,4 +296,8 @@ class EngineProcess:
         self.failed = reason
         self._ready.set()  # wakes waiting tasks, which then raise the reason
         for answer in self.answers.take_accepted():
-            self.answers.end(answer, reason)
+            if self.answers.owner.moved(answer):
+                self.answers.release(answer)
+            else:
+                self.answers.end(answer, reason)
+        self.answers.owner.failed()

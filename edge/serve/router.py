@@ -23,6 +23,7 @@ from edge.serve.lifetimes import LEAST_S, Lifetimes
 from edge.serve.memory import ModelMemory
 from edge.serve.model_files import ModelFacts, model_file
 from edge.serve.model_names import is_empty, matching
+from edge.serve.replicas import Replicas
 from partition.plan.plan import LOCAL, Plan
 
 _BESIDE_WEIGHTS = 1.2  # memory that a model needs, as a multiple of the size of its files
@@ -115,11 +116,13 @@ class Router:
                     while _needs_room(config, self._adapters[name], self.memory):
                         if not await self._unload_longest_idle(name):
                             break
-                    model = EngineClient(self.memory.process(name, config, self._say), self._queue)
+                    new_process = partial(self.memory.process, name, self._say)
+                    replicas = Replicas(name, config, new_process, say=self._say)
+                    model = EngineClient(replicas, self._queue)
                     try:
-                        await model.process.start()
+                        await replicas.start()
                     except BaseException:
-                        await model.process.close()
+                        await replicas.close()
                         raise
                     self._models[name] = model
                     self._lifetimes.use(name)
@@ -140,7 +143,7 @@ class Router:
             _cancel_abandoned(self._loads, self._awaited)
 
     async def loaded(self) -> Sequence[EngineClient]:
-        return [model for model in self._models.values() if model.process.failed is None]
+        return [model for model in self._models.values() if model.replicas.failed is None]
 
     def file(self, name: str) -> ModelFacts:
         config = self._configs[self._known(name)]
@@ -148,10 +151,10 @@ class Router:
 
     async def running(self, name: str) -> Mapping[str, Any]:
         model = self._models.get(name)
-        return model.process.about if model is not None and model.process.failed is None else {}
+        return model.replicas.about if model is not None and model.replicas.failed is None else {}
 
     def health(self) -> Sequence[Mapping[str, Any]]:
-        return [model.process.health for model in self._models.values()]
+        return [model.replicas.health for model in self._models.values()]
 
     async def use_plan(self, name: str | None, plan: Mapping[str, Any], devices: Collection[str] = ()) -> None:
         """Switch a model to another plan, see ServedModels.
@@ -178,10 +181,10 @@ class Router:
         self._configs[name] = config
         try:
             model = await self.model(name)
-            await model.process.use(self.memory.config(config))  # has an effect only if the model was already loaded
+            await model.replicas.use(self.memory.config(config))  # has an effect only if the model was already loaded
         except BaseException:
             loaded = self._models.get(name)
-            self._configs[name] = before if loaded is None else loaded.process.config
+            self._configs[name] = before if loaded is None else loaded.replicas.config
             raise
 
     # --- idle models ---
@@ -244,7 +247,7 @@ class Router:
     def _running(self, name: str) -> EngineClient | None:
         """Return a loaded model, and mark it as used."""
         model = self._models.get(name)
-        if model is None or model.process.failed is not None:
+        if model is None or model.replicas.failed is not None:
             return None
         self._lifetimes.use(name)
         return model
@@ -267,7 +270,7 @@ class Router:
         """Unload a model, unless that has begun. why: message for requests that had found it loaded."""
         if (model := self._models.pop(name, None)) is not None:
             self._lifetimes.forget_users(name)
-            await model.process.close(why)
+            await model.replicas.close(why)
 
 
 def devices_of(configs: Mapping[str, EngineConfig]) -> tuple[str, ...]:
@@ -279,7 +282,7 @@ def devices_of(configs: Mapping[str, EngineConfig]) -> tuple[str, ...]:
 
 def _is_used(model: EngineClient, lifetimes: Lifetimes) -> bool:
     """Return True if a request uses the model: it waits for an answer, or is about to start one."""
-    return model.process.busy or lifetimes.holders[model.name] > 0
+    return model.replicas.busy or lifetimes.holders[model.name] > 0
 
 
 def _address(device: str) -> tuple[str, int]:

@@ -48,6 +48,9 @@ class Generation:
     )
     max_tokens: int | None = None  # None: until the context is full
     sampling: Mapping[str, Any] = field(default_factory=dict)  # fields of SamplingParams that are set
+    priority: int = 0  # requests with lower values begin first
+    client: str = ""  # identity of the client among others
+    tag: float = 0.0  # place in the fair order of clients, see `edge.serve.fair_order`
     place: int = 0  # index among several answers to one prompt
     namespace: str = ""  # namespace of the prefix cache; its users could infer each other's prompts from timing
     adapters: Sequence[float] | None = None  # scale of each adapter; None: the model has none

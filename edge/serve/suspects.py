@@ -19,7 +19,7 @@ ENDS_IN_A_ROW = 2  # crashes while handling a request after which the request fa
 REFUSED_S = 600.0  # seconds for which an equal request is refused afterwards
 _MOST_KNOWN = 1000  # remembered requests; the oldest are forgotten
 # Arguments that equal requests may differ in.
-_OWN = ("generated", "namespace", "number", "place")
+_OWN = ("client", "generated", "namespace", "number", "place", "priority", "tag")
 
 
 class Case:

@@ -337,7 +337,9 @@ def test_latency_targets_reach_the_engine_process(
     monkeypatch.setattr("edge.serve.server.serve", lambda served, *rest, **more: configs.update(served))
     assert main(["serve", str(MODEL_PATH), "--port", "0", *options]) == 0
     [config] = configs.values()
-    built = EngineConfig.from_json(config.to_json()).latency_targets()
+    from edge.serve.engine.loop import latency_targets  # loads llama.cpp
+
+    built = latency_targets(EngineConfig.from_json(config.to_json()))
     assert (None if built is None else (built.itl_s, built.ttft_s)) == targets
 
 

@@ -43,7 +43,7 @@ def test_an_encoder_embeds_and_does_not_go_on_with_texts(tmp_path: Path, archite
         with pytest.raises(ContextFull, match=f"1 to {CONTEXT} tokens"):
             await model.embed(["hello " * CONTEXT])
         result = await model.embed(["hello world", "one kilobyte", "hello world"])
-        assert model.process.restarts == 0
+        assert model.replicas.restarts == 0
         return result
 
     (first, other, same), tokens = with_router(work, config(path))

@@ -28,7 +28,7 @@ def test_an_end_that_is_given_up_leaves_no_request_without_an_answer(monkeypatch
             tokenizing = asyncio.create_task(model.tokenize("Hello"))
             while not child._pending:
                 await asyncio.sleep(0)
-            closing = asyncio.create_task(model.process.close("it is closed"))
+            closing = asyncio.create_task(model.replicas.close("it is closed"))
             while not child._is_ending:
                 await asyncio.sleep(0)
             closing.cancel()

@@ -65,8 +65,8 @@ def with_router(work: Callable[[Router], Awaitable[T]], config: EngineConfig = C
 
 
 def running_child(model: EngineClient) -> EngineChild:
-    assert model.process._child is not None
-    return model.process._child
+    assert model.replicas.processes[0]._child is not None
+    return model.replicas.processes[0]._child
 
 
 async def kill(model: EngineClient) -> None:
@@ -148,7 +148,7 @@ def test_what_is_wrong_with_a_request_is_said_before_it_begins() -> None:
         for generation, error, why in WRONG:
             with pytest.raises(error, match=why):
                 await model.generate(generation)
-            assert not model.process.busy
+            assert not model.replicas.busy
         return await text(await model.generate(question(1)))
 
     assert with_router(work) == "1 plus 2 is 3."
@@ -206,7 +206,7 @@ def test_who_leaves_in_the_moment_of_acceptance_leaves_no_answer() -> None:
 
 def test_answers_that_begin_though_their_request_was_given_up_are_cancelled() -> None:
     async def run() -> bool:
-        answer = ProcessAnswer(1, ENDLESS, lambda number: None)
+        answer = ProcessAnswer(ENDLESS)
 
         async def begin() -> Any:
             with suppress(asyncio.CancelledError):
@@ -249,7 +249,7 @@ def test_answers_go_on_with_the_same_tokens_where_the_process_is_killed(syntheti
                     await kill(model)
             return tokens
 
-        return await asyncio.gather(*map(collected, answers)), model.process.restarts
+        return await asyncio.gather(*map(collected, answers)), model.replicas.restarts
 
     result, restarts = with_router(work, config, say=said.append)
     assert result == [undisturbed] * 5

@@ -17,6 +17,7 @@ from edge.api.config import EngineConfig
 from edge.errors import EngineGone
 from edge.llm.options import EngineOptions
 from edge.models.demo import MODEL_PATH
+from edge.serve.answer import ProcessAnswer
 from edge.serve.app import create_app
 from edge.serve.options import ServeOptions
 from edge.serve.process import EngineProcess
@@ -30,6 +31,12 @@ CONFIG = EngineConfig(str(MODEL_PATH), EngineOptions(threads=1, sequences=3, con
 ASKED = Generation(prompt="Tell me", max_tokens=300, sampling={"temperature": 0.0, "logit_bias": {4: -100.0}})
 SOON = Deadlines(ask_s=0.25, silent_s=0.5, stuck_s=2.0)
 WAIT_S = 90.0
+
+
+async def begin(process: EngineProcess) -> ProcessAnswer:
+    answer = ProcessAnswer(ASKED)
+    await process.generate(answer)
+    return answer
 
 
 async def until(process: EngineProcess, *states: str) -> list[Mapping[str, Any]]:
@@ -51,8 +58,8 @@ def test_a_process_that_says_nothing_is_told_ended_and_its_answers_go_on() -> No
         assert process.health == {"state": "loading"}
         try:
             await process.start()
-            alone = [piece.token_id async for piece in await process.generate(ASKED)]
-            answer = await process.generate(ASKED)
+            alone = [piece.token_id async for piece in await begin(process)]
+            answer = await begin(process)
             tokens = [(await anext(aiter(answer))).token_id]
             assert process._child is not None
             os.kill(process._child.process.pid, signal.SIGSTOP)
@@ -160,8 +167,8 @@ def test_engine_and_workers_that_end_together_cost_no_answer(tmp_path: Path, n_l
         process = EngineProcess("demo", config, say=said.append)
         try:
             await process.start()
-            alone = [piece.token_id async for piece in await process.generate(ASKED)]
-            answer = await process.generate(ASKED)
+            alone = [piece.token_id async for piece in await begin(process)]
+            answer = await begin(process)
             tokens = [(await anext(aiter(answer))).token_id]
             assert process._child is not None
             for worker in workers[n_left:]:

@@ -64,7 +64,7 @@ async def loaded(router: Router) -> list[str]:
 def test_a_model_is_unloaded_once_it_was_idle_for_long_enough() -> None:
     async def test(router: Router, clock: Clock) -> None:
         first = await router.model("a")
-        child = first.process._child
+        child = first.replicas.processes[0]._child
         assert child is not None
         clock.now += 40
         await router.model("b")
@@ -107,7 +107,7 @@ def test_texts_that_are_embedded_keep_a_model() -> None:
         model = await router.model("a")
         embedding = asyncio.ensure_future(model.embed(["a text"] * 50))
         await asyncio.sleep(0)  # it is sent
-        assert model.process.busy
+        assert model.replicas.busy
         assert not await router.unload("a")
         assert len((await embedding)[0]) == 50
         assert await router.unload("a")

@@ -54,13 +54,13 @@ def test_what_is_asked_meanwhile_waits_and_is_nobodys_failure() -> None:
             preparing = asyncio.create_task(ask_it(turn))
             while not running_child(model)._pending:  # it is requested, and not accepted
                 await asyncio.sleep(0)
-            move = asyncio.create_task(model.process.use(config))
-            while model.process.is_ready:
+            move = asyncio.create_task(model.replicas.use(config))
+            while model.replicas.is_ready:
                 await asyncio.sleep(0)
             tokens, later = asyncio.create_task(model.tokenize("Hello")), asyncio.create_task(ask_it(turn + 3))
             with pytest.raises(EngineGone, match="being loaded"):
                 await model.status()
-            assert model.process.busy
+            assert model.replicas.busy
             assert await tokens
             response += [await preparing, await later]
             await move
@@ -70,7 +70,7 @@ def test_what_is_asked_meanwhile_waits_and_is_nobodys_failure() -> None:
                 if len(under_way.tokens) > before + 1:
                     break
             under_way.cancel()
-        assert (model.process.restarts, model.process._ended_in_a_row, engines()) == (0, 0, 1)
+        assert (model.replicas.restarts, model.replicas.processes[0]._ended_in_a_row, engines()) == (0, 0, 1)
         return response, ends
 
     response, ends = with_router(work)
@@ -82,16 +82,16 @@ def test_what_is_asked_meanwhile_waits_and_is_nobodys_failure() -> None:
 def test_a_move_of_a_process_that_has_just_ended_leaves_one(noticed: bool) -> None:
     async def work(router: Router) -> str:
         model = await router.model(None)
-        model.process._ended_in_a_row = RESTARTS_IN_A_ROW - 1
+        model.replicas.processes[0]._ended_in_a_row = RESTARTS_IN_A_ROW - 1
         answers = [await model.generate(question(i)) for i in range(5)]  # two of them wait
         child = running_child(model)
         os.kill(child.process.pid, signal.SIGKILL)
         if noticed:
             await child.listening  # it is about to be started again
-        await model.process.use(MOVED)
+        await model.replicas.use(MOVED)
         assert await asyncio.gather(*map(text, answers)) == [f"{i} plus 2 is {i + 2}." for i in range(5)]
-        assert model.process.failed is None
-        assert (await context(model), engines(), model.process._ended_in_a_row) == (700, 1, 0)
+        assert model.replicas.failed is None
+        assert (await context(model), engines(), model.replicas.processes[0]._ended_in_a_row) == (700, 1, 0)
         return await text(await model.generate(question(7)))
 
     assert with_router(work) == "7 plus 2 is 9."
@@ -105,21 +105,21 @@ def test_a_move_that_fails_leaves_all_as_it_was(tmp_path: Path) -> None:
     async def work(router: Router) -> None:
         model = await router.model(None)
         under_way, waits = await model.generate(question(4)), await model.generate(ENDLESS)
-        move = asyncio.create_task(model.process.use(replace(CONFIG, path=str(bad))))
-        while model.process.is_ready:
+        move = asyncio.create_task(model.replicas.use(replace(CONFIG, path=str(bad))))
+        while model.replicas.is_ready:
             await asyncio.sleep(0)
         later = asyncio.create_task(model.tokenize("Hello"))
         with pytest.raises(ModelFileError, match="bad"):
             await move
         assert await later  # is not told of it
         assert await text(under_way) == "4 plus 2 is 6."
-        assert (model.process.config.path, model.process.failed, engines()) == (str(there), None, 1)
+        assert (model.replicas.config.path, model.replicas.failed, engines()) == (str(there), None, 1)
         there.unlink()
         with pytest.raises(EngineGone, match=r"could not be moved.*and it does not run as before"):
-            await model.process.use(replace(CONFIG, path=str(bad)))
+            await model.replicas.use(replace(CONFIG, path=str(bad)))
         with pytest.raises(EngineGone, match="could not be moved"):
             await text(waits)
-        assert model.process.failed is not None
+        assert model.replicas.failed is not None
         assert engines() == 0
 
     with_router(work, replace(CONFIG, path=str(there)))

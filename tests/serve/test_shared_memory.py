@@ -142,10 +142,10 @@ def test_a_model_whose_process_ended_asks_again(config: EngineConfig) -> None:
     async def test(router: Router) -> None:
         first, second = await router.model("a"), await router.model("b")
         alone = await tokens(first)
-        child = first.process._child
+        child = first.replicas.processes[0]._child
         assert child is not None
         child.process.kill()
-        await until(lambda: first.process.restarts == 1 and first.process._child not in (None, child))
+        await until(lambda: first.replicas.restarts == 1 and first.replicas.processes[0]._child not in (None, child))
         assert await tokens(first) == await tokens(second) == alone
         assert sum(share.limit for share in router.memory.shares().values()) <= BOTH
         assert len(router.memory._shares._members) == 2

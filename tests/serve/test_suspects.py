@@ -83,7 +83,7 @@ def test_a_request_that_ends_the_process_is_refused_at_its_second_try_and_then_a
             with pytest.raises(PoisonousRequest, match=r"killed by SIGKILL.* refused for 10 minutes"):
                 await ASKED[what](model)
         assert await answer(model, question(3)) == "3 plus 2 is 5."
-        return model.process.restarts
+        return model.replicas.restarts
 
     assert with_model(work) == ENDS_IN_A_ROW
 
@@ -92,7 +92,7 @@ def test_requests_beside_the_one_that_ends_the_process_are_answered() -> None:
     async def work(model: EngineClient) -> tuple[list[Any], int]:
         others = [answer(model, question(i)) for i in range(4)]
         requests = (*others, model.tokenize("Hello"), model.embed(["Hello"]), ASKED["tokenize"](model))
-        return await asyncio.gather(*requests, return_exceptions=True), model.process.restarts
+        return await asyncio.gather(*requests, return_exceptions=True), model.replicas.restarts
 
     (*answers, tokens, embedded, refused), restarts = with_model(work)
     assert answers == [f"{i} plus 2 is {i + 2}." for i in range(4)]
@@ -109,7 +109,7 @@ def test_an_answer_that_goes_on_beside_it_does_not_hide_the_request_that_ends_th
             await ASKED["tokenize"](model)
         endless.cancel()
         reasons = [piece.finish_reason async for piece in endless]
-        return reasons[-1] in ("cancelled", "length"), model.process.restarts
+        return reasons[-1] in ("cancelled", "length"), model.replicas.restarts
 
     is_complete, restarts = with_model(work)
     assert is_complete
@@ -121,7 +121,7 @@ def test_several_requests_that_end_the_process_leave_the_model_to_others() -> No
         bad = [model.tokenize(f"{POISON} {i}") for i in range(RESTARTS_IN_A_ROW + 1)]
         good, *refused = await asyncio.gather(answer(model, question(5)), *bad, return_exceptions=True)
         assert all(isinstance(error, PoisonousRequest) for error in refused)
-        assert model.process.failed is None
+        assert model.replicas.failed is None
         return str(good)
 
     assert with_model(work) == "5 plus 2 is 7."
@@ -131,14 +131,14 @@ def test_a_client_that_leaves_before_the_process_ends_is_known_when_it_comes_aga
     async def work(model: EngineClient) -> str:
         for n_restarts in range(1, ENDS_IN_A_ROW + 1):
             tokenizing = asyncio.ensure_future(model.tokenize(POISON))
-            while not model.process.answers.suspects.handled:
+            while not model.replicas.processes[0].answers.suspects.handled:
                 await asyncio.sleep(0)
             tokenizing.cancel()
-            while model.process.restarts < n_restarts:
+            while model.replicas.restarts < n_restarts:
                 await asyncio.sleep(0)
         with pytest.raises(PoisonousRequest):
             await model.tokenize(POISON)
-        assert model.process.restarts == ENDS_IN_A_ROW
+        assert model.replicas.restarts == ENDS_IN_A_ROW
         return await answer(model, question(1))
 
     assert with_model(work) == "1 plus 2 is 3."
@@ -148,10 +148,10 @@ def test_an_idle_process_that_ends_each_time_makes_its_model_fail() -> None:
     async def work(model: EngineClient) -> None:
         for n_restarts in range(1, RESTARTS_IN_A_ROW + 2):
             await model.about()
-            child = model.process._child
+            child = model.replicas.processes[0]._child
             assert child is not None
             os.kill(child.process.pid, signal.SIGKILL)
-            while model.process.restarts < n_restarts:
+            while model.replicas.restarts < n_restarts:
                 await asyncio.sleep(0)
         with pytest.raises(EngineGone, match=f"{RESTARTS_IN_A_ROW + 1} times in a row"):
             await model.tokenize("Hello")

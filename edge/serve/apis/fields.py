@@ -42,6 +42,7 @@ MAX_SCALAR = 64  # characters of a number that is written as text
 MAX_BIASES = 1024  # equals edge.llm.sampler's
 MAX_VARIABLES = 64
 NEVER = -1e6  # bias that no logit outweighs
+MAX_PRIORITY = 2**31 - 1
 MAX_TOP_K = 2**31 - 1  # equals edge.llm.sampler's
 MAX_WHOLE = 2**63  # larger floating-point numbers are not converted to integers
 # Default sampling parameters of these APIs.
@@ -221,6 +222,9 @@ class GeneratingRequest(Fields):
     ignore_eos: bool | None = Field(None, description="true: continue after the end token, up to max_tokens")
     min_tokens: int | None = Field(None, ge=0, description="minimum tokens of an answer, at most max_tokens")
 
+    priority: int | None = Field(
+        None, ge=-MAX_PRIORITY, le=MAX_PRIORITY, description="requests with lower values begin first; default 0"
+    )
     lora: Items[AdapterScale] | None = Field(None, description="adapters for this answer; others are inactive")
 
     refused: ClassVar[Refused] = {**LLAMA_REFUSED, **VLLM_REFUSED}

@@ -32,8 +32,7 @@ VLLM_REFUSED = _refused(
     " use_beam_search",
 )  # fmt: skip
 VLLM_IGNORED = frozenset(
-    "best_of length_penalty priority request_id skip_special_tokens spaces_between_special_tokens"
-    " truncate_prompt_tokens".split()
+    "best_of length_penalty request_id skip_special_tokens spaces_between_special_tokens truncate_prompt_tokens".split()
 )
 
 # Fields for providers with many users or with stored data, tools that a provider runs during an answer, and hints.

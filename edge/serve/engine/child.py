@@ -91,7 +91,8 @@ def main() -> int:
             drafter = speculation(draft, engine, stack.enter_context, steps)
             encoder = stack.enter_context(media_encoder(config, engine, steps))
             loop = ServingLoop(config, engine, deployed, control.send, drafter, encoder)
-            control.send({"ready": loop.status()})
+            replicas = [plan.to_json() for plan in deployed.replicas] if deployed else []
+            control.send({"ready": {**loop.status(), "replicas": replicas}})
             threading.Thread(target=_read, args=(messages, loop, control), name="control", daemon=True).start()
             loop.run()
     except Exception as error:  # the server passes any error on to waiting clients

@@ -92,6 +92,8 @@ class InputProcessor:
             namespace=generation["namespace"],
             adapters=None if generation["adapters"] is None else tuple(generation["adapters"]),
             media=media,
+            order=(generation["priority"], generation["tag"]),
+            client=generation["client"],
         )
 
     def _prompt(

@@ -11,11 +11,12 @@ from typing import Any, TypeVar
 
 from edge.api.config import EngineConfig
 from edge.deployment.deployed import DeployedModel
-from edge.errors import ContextFull, EngineError, SamplingError
+from edge.errors import ContextFull, EngineError, ReplicaLost, SamplingError
 from edge.llama.llama import Model
 from edge.llm.interface import Drafter, TextEngine
 from edge.llm.requests import Event, RequestState
 from edge.llm.scheduler import Scheduler
+from edge.llm.step_budget import LatencyTargets
 from edge.media.encoder import MediaEncoder
 from edge.serve.engine.arrivals import Arrivals
 from edge.serve.engine.embedder import MOST_TOKENS, Embedder
@@ -50,7 +51,7 @@ class ServingLoop:
         encoder: encoder of pictures and sounds.
         """
         self._engine, self._deployed, self._send, self._drafter = engine, deployed, send, drafter
-        self._targets = config.latency_targets()
+        self._targets = latency_targets(config)
         self._new_scheduler = partial(
             Scheduler,
             engine,
@@ -123,7 +124,7 @@ class ServingLoop:
         Raise the error if the engine is unusable. The process then ends, and the next process gets the requests.
         """
         self._scheduler.close()
-        if self._engine.failed is not None:
+        if self._engine.failed is not None or isinstance(error, ReplicaLost):
             raise error
         self._send(*({"id": number, "error": error_json(error)} for number in self._requests))
         self._warming.lost()
@@ -283,3 +284,9 @@ class ServingLoop:
 
 def _logprob(model: Model, token: int, logprob: float) -> list[Any]:
     return logprob_json(token, model.piece(token, special=True), logprob)
+
+
+def latency_targets(config: EngineConfig) -> LatencyTargets | None:
+    """Return the latency targets of the server's steps, or None if there are none."""
+    itl, ttft = (None if ms is None else ms / 1000 for ms in (config.target_itl_ms, config.target_ttft_ms))
+    return None if itl is None and ttft is None else LatencyTargets(itl, ttft)

@@ -20,6 +20,7 @@ from edge import log
 from edge.errors import EdgeError
 from edge.serve.apis.adapters import request_scales
 from edge.serve.apis.api import Api, Event, ParsedRequest, R
+from edge.serve.caller import CALLER
 from edge.serve.deltas import Begin, Delta, End, begin, merged
 from edge.serve.http.bodies import Json, to_json, unless_gone
 from edge.serve.http.errors import failure, is_anthropic
@@ -92,7 +93,13 @@ async def _begun(api: Api[R], models: ServedModels, request: R, namespace: str) 
     request.admitted(about)
     parsed = await in_thread(api.parse, request, str(about["chat_template"] or ""))
     scales = request_scales(request, models)
-    generations = [replace(generation, namespace=namespace, adapters=scales) for generation in parsed.generations]
+    if (priority := request.priority or 0) < 0 and not CALLER.get().is_administrator:
+        request.ignore("priority")  # no key may push itself in front of others
+        priority = 0
+    generations = [
+        replace(generation, namespace=namespace, adapters=scales, priority=priority)
+        for generation in parsed.generations
+    ]
     if generations[0].max_tokens == 0:  # an engine generates at least one token
         generations = [replace(generation, max_tokens=1) for generation in generations]
     talk = parsed.conversation

@@ -1,0 +1,197 @@
+"""The dispatcher of a model: sends each request to the replica that is expected to finish it soonest.
+
+If a replica is lost, the others continue its answers with the same tokens. A replica with a free slot takes a request
+that waits at another one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from edge.api.config import EngineConfig
+from edge.errors import EdgeError, EngineGone, PoisonousRequest
+from edge.serve.answer import AnswersOwner, ProcessAnswer
+from edge.serve.caller import CALLER
+from edge.serve.fair_order import FairOrder
+from edge.serve.process import EngineProcess
+from edge.serve.prompt_blocks import BLOCK_CHARS, PromptBlocks, block_digests, prompt_text
+from edge.serve.served import Generation
+from edge.serve.speeds import AnswerLengths
+
+_CLEARLY = 0.8  # another replica must need less than this share of the time to take a request from the preferred one
+_TOGETHER_S = 1.0  # assumed time of a token while no replica was measured; only ratios count
+
+
+@dataclass
+class Replica:
+    """One replica. A process that fails for good is replaced by a new one."""
+
+    config: EngineConfig
+    process: EngineProcess
+    blocks: PromptBlocks = field(default_factory=PromptBlocks)
+    starting: asyncio.Task[None] | None = None  # starts the process, and starts it again after a loss
+
+    @property
+    def sequences(self) -> int:
+        """Number of answers that the process generates at the same time."""
+        return int(self.process.about.get("sequences", 1))
+
+    @property
+    def answers(self) -> bool:
+        """True if the process has loaded the model, and has not failed."""
+        return self.process.is_ready and self.process.failed is None
+
+
+@dataclass(frozen=True)
+class _Prompt:
+    """Facts about a request that decide where it is answered."""
+
+    chars: int
+    digests: Sequence[bytes]
+    limit: int | None  # largest number of tokens of the answer
+
+
+class Dispatcher(AnswersOwner):
+    """Dispatcher of one model. Use it in one event loop."""
+
+    def __init__(self) -> None:
+        self.replicas: list[Replica] = []
+        self.copies: Sequence[Mapping[str, Any]] = ()  # plans of the replicas besides the first one
+        self.changes = asyncio.Event()  # set when a process has loaded the model, or has failed for good
+        self.moves: set[asyncio.Task[None]] = set()  # answers that go on at another replica
+        self.is_closing = False
+        self._order, self._lengths = FairOrder(), AnswerLengths()
+        self._prompts: dict[ProcessAnswer, _Prompt] = {}  # of unfinished answers
+
+    @property
+    def all_failed(self) -> Exception | None:
+        """The reason why no more requests are accepted: all replicas have failed."""
+        reasons = [replica.process.failed for replica in self.replicas]
+        return None if None in reasons else reasons[0]
+
+    def goes_on_elsewhere(self, lost: Replica) -> bool:
+        """Return True if a request whose replica failed should be sent to another one."""
+        return lost.process.failed is not None and self.all_failed is None and not self.is_closing
+
+    async def generate(self, generation: Generation) -> ProcessAnswer:
+        """Begin an answer. Raises the errors of the request."""
+        client, text = CALLER.get().client, prompt_text(generation)
+        limit = generation.max_tokens
+        tag = self._order.tag(client, self._lengths.prompt_tokens(len(text)) + self._lengths.tokens(limit))
+        answer = ProcessAnswer(replace(generation, client=client, tag=tag))
+        self._prompts[answer] = _Prompt(len(text), block_digests(generation, text), limit)
+        try:
+            await self._place(answer)
+        except BaseException:
+            self._prompts.pop(answer, None)
+            raise
+        return answer
+
+    async def _place(self, answer: ProcessAnswer, replica: Replica | None = None) -> None:
+        """Generate an answer on a replica, and on another one if that is lost meanwhile. None: the best replica."""
+        while True:
+            replica = replica or self._best(answer)
+            replica.blocks.add(self._prompts[answer].digests)
+            try:
+                return await replica.process.generate(answer)
+            except PoisonousRequest:
+                raise
+            except EngineGone:
+                if not self.goes_on_elsewhere(replica):
+                    raise
+                replica = None
+
+    def begun(self, answer: ProcessAnswer) -> None:
+        self._order.begun(answer.generation.tag)
+
+    def ended(self, answer: ProcessAnswer) -> None:
+        if (prompt := self._prompts.pop(answer, None)) is not None and answer.accepted:
+            self._lengths.ended(len(answer.tokens), prompt.chars, answer.prompt_tokens)
+        self._balance()
+
+    def loaded(self, replicas: Sequence[Mapping[str, Any]]) -> None:
+        self.copies = replicas or self.copies
+        self.changes.set()
+        self._balance()
+
+    def failed(self) -> None:
+        self.changes.set()
+
+    def moved(self, answer: ProcessAnswer) -> bool:
+        if self.all_failed is not None or self.is_closing:
+            return False
+        self._move(answer)
+        return True
+
+    def _move(self, answer: ProcessAnswer, replica: Replica | None = None) -> None:
+        """Generate an answer elsewhere. replica: the first one to try; None: the best one."""
+
+        async def move() -> None:
+            try:
+                await self._place(answer, replica)
+            except (EdgeError, OSError) as error:
+                self._prompts.pop(answer, None)
+                answer.pieces.put_nowait(error)
+            self._balance()
+
+        task = asyncio.create_task(move())
+        self.moves.add(task)
+        task.add_done_callback(self.moves.discard)
+
+    # --- choice ---
+
+    def _best(self, answer: ProcessAnswer) -> Replica:
+        """Return the replica that is expected to finish an answer soonest.
+
+        A replica that has computed the beginning of the prompt is preferred, unless another one is clearly faster.
+        """
+        there = [replica for replica in self.replicas if replica.answers]
+        there = there or [replica for replica in self.replicas if replica.process.failed is None] or self.replicas
+        if len(there) == 1:
+            return there[0]
+        seconds = [self._finish_s(replica, answer) for replica in there]
+        digests = self._prompts[answer].digests
+        preferred = max(range(len(there)), key=lambda i: (there[i].blocks.n_common(digests), -seconds[i]))
+        soonest = min(range(len(there)), key=lambda i: seconds[i])
+        return there[soonest if seconds[soonest] < _CLEARLY * seconds[preferred] else preferred]
+
+    def _finish_s(self, replica: Replica, answer: ProcessAnswer) -> float:
+        """Return the expected seconds until a replica has finished an answer that waits."""
+        prompt, lengths, answers = self._prompts[answer], self._lengths, replica.process.answers
+        others = [other for other in answers.values() if other is not answer]
+        n_running = min(len(others) + 1, replica.sequences)
+        known = [own for r in self.replicas if (own := r.process.answers.speeds.token_s(n_running)) is not None]
+        token_s = answers.speeds.token_s(n_running) or min(known, default=_TOGETHER_S * (1 + n_running) / 2)
+        prefills = [own for r in self.replicas if (own := r.process.answers.speeds.prefill_s()) is not None]
+        prefill_s = answers.speeds.prefill_s() or min(prefills, default=token_s / 4)
+        cached = min(prompt.chars, replica.blocks.n_common(prompt.digests) * BLOCK_CHARS)
+        own_s = (
+            lengths.prompt_tokens(prompt.chars - cached) * prefill_s
+            + max(1.0, lengths.tokens(prompt.limit) - len(answer.tokens)) * token_s
+        )
+        # While more answers are there than can be generated, those that wait take turns in the slots.
+        n_before = max(0, len(others) + 1 - replica.sequences)
+        return own_s + n_before / replica.sequences * lengths.tokens(None) * token_s
+
+    def _balance(self) -> None:
+        """Let each replica with a free slot take an answer that waits at another, if it would finish it sooner."""
+        for replica in [own for own in self.replicas if own.answers]:
+            if len(replica.process.answers) >= replica.sequences:
+                continue
+            waiting = [
+                (answer, other)
+                for other in self.replicas
+                if other.answers and len(other.process.answers) > other.sequences
+                for answer in other.process.answers.values()
+                if answer.accepted and not answer.begun and not answer.cancelled
+            ]
+            if not waiting:
+                return
+            answer, other = min(waiting, key=lambda item: (item[0].generation.priority, item[0].generation.tag))
+            if self._finish_s(replica, answer) < self._finish_s(other, answer):
+                answer.leave_process()
+                other.process.answers.release(answer)
+                self._move(answer, replica)

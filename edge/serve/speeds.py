@@ -1,0 +1,97 @@
+"""Measured speeds of a replica, and the time in which it would finish another request."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+_NEW = 0.2  # weight of a new measurement in an average
+_CHARS_PER_TOKEN = 4.0  # usual for text in Latin letters
+_TOKENS = 128.0  # expected tokens of an answer until some answers have ended
+_TOKENS_PER_PREFILL = 4.0  # prompt tokens that take as long as one generated token, until prompts were measured
+
+
+class Average:
+    """A running average, in which the latest values weigh most."""
+
+    def __init__(self) -> None:
+        self.value: float | None = None
+
+    def add(self, value: float) -> None:
+        self.value = value if self.value is None else self.value + _NEW * (value - self.value)
+
+
+class AnswerLengths:
+    """Lengths of the prompts and answers of a model."""
+
+    def __init__(self) -> None:
+        self._tokens, self._chars_per_token = Average(), Average()
+
+    def ended(self, n_tokens: int, prompt_chars: int, prompt_tokens: int) -> None:
+        """Count an answer that has ended."""
+        self._tokens.add(n_tokens)
+        if prompt_tokens:
+            self._chars_per_token.add(prompt_chars / prompt_tokens)
+
+    def tokens(self, limit: int | None) -> float:
+        """Return the expected tokens of an answer. limit: largest number of tokens that the request allows."""
+        expected = self._tokens.value or _TOKENS
+        return expected if limit is None else min(expected, limit)
+
+    def prompt_tokens(self, chars: int) -> float:
+        """Return the expected tokens of a text."""
+        return chars / (self._chars_per_token.value or _CHARS_PER_TOKEN)
+
+
+class Speeds:
+    """Speeds of one engine process: seconds for a token of an answer, and for a token of a prompt."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """clock: returns seconds."""
+        self._clock = clock
+        self._token_s: dict[int, Average] = {}  # by the number of answers that are generated at the same time
+        self._prefill_s = Average()
+        # Time of the last token of each answer by number; the beginning of an answer without tokens.
+        self._last: dict[int, float] = {}
+        self._in_prompt: set[int] = set()
+
+    def begun(self, number: int) -> None:
+        """Note that the process computes the prompt of an answer from now on."""
+        self._last[number] = self._clock()
+        self._in_prompt.add(number)
+
+    def token(self, number: int, n_computed: int) -> None:
+        """Note a token of an answer. n_computed: tokens of its prompt that were computed before its first token; 0:
+        unknown.
+        """
+        before, now = self._last[number], self._clock()
+        self._last[number] = now
+        if number not in self._in_prompt:
+            self._token_s.setdefault(len(self._last), Average()).add(now - before)
+            return
+        self._in_prompt.remove(number)
+        if n_computed:
+            self._prefill_s.add((now - before) / n_computed)
+
+    def ended(self, number: int) -> None:
+        """Note the end of an answer."""
+        self._last.pop(number, None)
+        self._in_prompt.discard(number)
+
+    def token_s(self, n_answers: int) -> float | None:
+        """Return the seconds between two tokens of an answer while `n_answers` are generated; None if unknown.
+
+        A step reads all weights once, and computes a row for each answer. If both take equally long, n + 1 of them take
+        (n + 2) / (n + 1) times as long as n. So a measurement with m answers counts (1 + n) / (1 + m) times.
+        """
+        if not self._token_s:
+            return None
+        near = min(self._token_s, key=lambda m: abs(m - n_answers))
+        measured = self._token_s[near].value
+        return None if measured is None else measured * (1 + n_answers) / (1 + near)
+
+    def prefill_s(self) -> float | None:
+        """Return the seconds for each token of a prompt; None if unknown."""
+        if self._prefill_s.value is None and (token_s := self.token_s(1)) is not None:
+            return token_s / _TOKENS_PER_PREFILL
+        return self._prefill_s.value

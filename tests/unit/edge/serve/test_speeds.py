@@ -1,0 +1,67 @@
+"""Tests of the speeds of a replica, with a clock of their own."""
+
+import pytest
+
+from edge.serve.speeds import AnswerLengths, Speeds
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_tokens_and_prompts_are_measured_apart() -> None:
+    clock = Clock()
+    speeds = Speeds(clock)
+    assert (speeds.token_s(1), speeds.prefill_s()) == (None, None)
+    speeds.begun(1)
+    clock.now += 2.0
+    speeds.token(1, 100)
+    assert (speeds.token_s(1), speeds.prefill_s()) == (None, 0.02)
+    for _ in range(3):
+        clock.now += 0.5
+        speeds.token(1, 0)
+    assert (speeds.token_s(1), speeds.prefill_s()) == (0.5, 0.02)
+
+
+def test_an_answer_that_goes_on_elsewhere_measures_no_prompt() -> None:
+    clock = Clock()
+    speeds = Speeds(clock)
+    speeds.begun(1)
+    clock.now += 9.0
+    speeds.token(1, 0)
+    assert (speeds.token_s(1), speeds.prefill_s()) == (None, None)
+
+
+def test_several_answers_count_by_their_number_until_they_end() -> None:
+    clock = Clock()
+    speeds = Speeds(clock)
+    for number in (1, 2, 3):
+        speeds.begun(number)
+        speeds.token(number, 0)
+    clock.now += 0.8
+    for number in (1, 2, 3):
+        speeds.token(number, 0)
+    assert speeds.token_s(3) == pytest.approx(0.8)
+    assert speeds.token_s(1) == pytest.approx(0.4)
+    assert speeds.token_s(7) == pytest.approx(1.6)
+    for number in (2, 3, 3):  # an answer may be ended twice
+        speeds.ended(number)
+    clock.now += 0.1
+    speeds.token(1, 0)
+    assert speeds.token_s(1) == pytest.approx(0.1)
+
+
+def test_answers_are_expected_to_be_as_long_as_the_latest() -> None:
+    lengths = AnswerLengths()
+    before = lengths.tokens(None)
+    assert lengths.tokens(5) == 5
+    for _ in range(40):
+        lengths.ended(20, 600, 300)
+    assert before > lengths.tokens(None) == pytest.approx(20)
+    assert lengths.tokens(5) == 5
+    assert lengths.prompt_tokens(600) == pytest.approx(300)
+    lengths.ended(20, 0, 0)  # an answer that was cancelled before its prompt was counted
+    assert lengths.prompt_tokens(600) == pytest.approx(300)
