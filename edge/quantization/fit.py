@@ -12,7 +12,7 @@ import math
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,6 +31,7 @@ from edge.quantization import sensitivity
 from edge.quantization.divergence import Floats
 from edge.quantization.evaluate import Quality, evaluate
 from edge.quantization.fit_choices import (
+    Condition,
     candidates,
     choices,
     choose_kinds,
@@ -44,7 +45,8 @@ from edge.quantization.fit_choices import (
 )
 from edge.quantization.gguf import Outcome, file_bytes, header_bytes, quantize
 from edge.quantization.kernels import KINDS, known_kernels, slow_kinds
-from edge.quantization.rounds import Damages, EarlyStopping, Table, TimePlan, is_settled, probe_order
+from edge.quantization.pace import Pace, is_slow, measure_pace
+from edge.quantization.rounds import FIRST, Damages, EarlyStopping, Table, TimePlan, is_settled, probe_order
 from edge.quantization.tensor_rows import TensorRows
 from edge.weights.budget import MARGIN_SHARE, other_parts
 from partition.model.file import ModelFile
@@ -68,6 +70,11 @@ _CALIBRATION_CHUNKS = 32
 _CALIBRATED, _READ, _MEASURED, _WHOLE = 0.15, 0.3, 0.5, 0.6
 # Sizes of whole measured files, as shares of the way from the smallest file to the unchanged model.
 _ANCHORS = (0.03, 0.15)
+_WRITTEN = 0.9  # share of the time in which the file is written; the remaining time is for checking it
+_WRITTEN_S = 1.0  # types are not left out if the whole file can be written in one of them in this time
+# Types that are slow to quantize to are left out if they have this many bits less than the mean of the file. Without
+# this limit, no tensor of SmolLM2-135M and the bundled model had such a type, at 2.7 to 6.5 bits.
+_BELOW = 1.5
 _SECOND = 3.0  # multiple of the writing time that must be left to write and check another candidate
 _CHECK = 1.0  # multiple of the writing time that must be left to check; the writing of another candidate ends there
 _KEPT = "sensitivity.json"
@@ -89,6 +96,7 @@ class FitOptions:
     within_s: float = 600.0
     threads: int | None = None
     clock: Callable[[], float] = time.monotonic
+    say: Callable[[str], None] = lambda line: None  # called with a line for people if the time cannot suffice
 
 
 @dataclass(frozen=True)
@@ -120,15 +128,18 @@ def fit_file(
     Raises SizeTooSmall, with the least possible size, if the budget is below it. Raises TextError if the text is too
     short, and the errors of `quantize` and Engine.
     """
-    fitting = _Fitting(file, text, options, TimePlan(options.within_s, options.clock), progress)
+    plan, began = TimePlan(options.within_s, options.clock), options.clock()
     free = free_tensors(file)
-    reserved = reserved_bytes(file, free)
-    slow = slow_kinds(known_kernels(options.threads or default_threads()))
-    importance = read_imatrix(options.imatrix).weights_of(file) if options.imatrix else None
-    covered = calibrate.covered(file) if importance is None else importance
-    every = choose_kinds(file, free, covered, reserved, budget, _kinds(options), options.fast, slow)
+    pace = Pace(options.threads or default_threads(), options.clock() - began)
+    measure_pace(pace, file, free, options.clock)
+    fitting = _Fitting(file, text, options, plan, progress, pace)
     if file_bytes(file, {name: tensor.type for name, tensor in file.tensors.items()}) <= budget:
         return fitting.whole(out, free)
+    reserved = reserved_bytes(file, free)
+    importance = read_imatrix(options.imatrix).weights_of(file) if options.imatrix else None
+    covered = calibrate.covered(file) if importance is None else importance
+    kinds, slow = fitting.kinds(free, covered, reserved, budget)
+    every = candidates(file, free, covered, kinds)
     with _folder(file, text, options.imatrix) as folder:
         imatrix = options.imatrix or fitting.imatrix(folder / "imatrix.gguf")
         if importance is None:
@@ -136,11 +147,13 @@ def fit_file(
         try:
             sensitivities = fitting.sensitivity(every, importance, folder, (budget, reserved))
             table = choices(file, every, sensitivities)
-            chosen = fit(table, budget, reserved)
+            chosen = fitting.fit_in_time(table, budget, reserved)
         except DoesNotFit as error:  # tensors that cannot be measured keep their types
             raise too_small(file, error.least, budget) from None
         fits = [chosen]
-        widened = from_mix(file, table, budget, reserved, imatrix) if fitting.plan.left_s() else None
+        widened = None
+        if plan.left_s() > (1 + _SECOND) * fitting.writing_s({name: c.type for name, c in chosen.choices.items()}):
+            widened = from_mix(file, table, budget, reserved, imatrix)
         if widened and widened.choices != chosen.choices and widened.damage < _DOUBT * chosen.damage:
             fits.append(widened)
         best, outcome, measured = fitting.best(out, fits, imatrix)
@@ -221,8 +234,12 @@ def _keep(folder: Path, sensitivities: Sensitivity) -> None:
 
 def _time_left(left_s: float) -> str:
     """Return the maximum remaining time of the measurement as text for people, with the option that limits it."""
-    left = f"{math.ceil(left_s / 60)} min" if left_s >= 90 else f"{math.ceil(left_s)} s"
-    return f"at most {left} left (--minutes)"
+    return f"at most {_duration(left_s)} left (--minutes)"
+
+
+def _duration(seconds: float) -> str:
+    """Return a time in whole minutes or seconds, rounded up, as text for people."""
+    return f"{math.ceil(seconds / 60)} min" if seconds >= 90 else f"{math.ceil(seconds)} s"
 
 
 @dataclass(frozen=True)
@@ -234,6 +251,64 @@ class _Fitting:
     options: FitOptions
     plan: TimePlan
     progress: Progress
+    pace: Pace
+
+    def writing_s(self, types: Mapping[str, TensorType]) -> float:
+        """Return the expected seconds to write a file with these types, in which unchanged tensors are copied."""
+        changed = {name: kind for name, kind in types.items() if kind != self.file.tensors[name].type}
+        return self.pace.file_s(sensitivity.value_counts(self.file, changed))
+
+    def fit_in_time(self, table: Mapping[str, Sequence[Choice]], budget: int, reserved: int) -> Fit:
+        """Return the best choice that can be written in the remaining time, or else the quickest one that was tried.
+
+        Raises DoesNotFit.
+        """
+        chosen = fit(table, budget, reserved)
+        while True:
+            types = {name: choice.type for name, choice in chosen.choices.items()}
+            slow = {kind for name, kind in types.items() if is_slow(kind) and kind != self.file.tensors[name].type}
+            if not slow or self.writing_s(types) <= max(_WRITTEN_S, self.plan.left_s(_WRITTEN)):
+                return chosen
+            slowest = max(slow, key=lambda kind: self.pace.seconds({kind: 1}))
+            table = {
+                name: [choice for choice in row if choice.type != slowest or slowest == self.file.tensors[name].type]
+                for name, row in table.items()
+            }
+            try:
+                chosen = fit(table, budget, reserved)
+            except DoesNotFit:
+                return chosen
+
+    def kinds(
+        self, free: Sequence[str], covered: Container[str], reserved: int, budget: int
+    ) -> tuple[Sequence[TensorType], dict[str, str]]:
+        """Return (types to choose from, slow types and the larger ones that are faster here).
+
+        If the budget allows it, types that no tensor will have are left out, and types in which writing the whole file
+        takes longer than the remaining time.
+        """
+        options = self.options
+
+        def narrowed(kinds: Sequence[TensorType], *conditions: Condition) -> Sequence[TensorType]:
+            return choose_kinds(self.file, free, covered, reserved, budget, kinds, conditions)
+
+        values = sum(self.file.tensors[name].n_values for name in free)
+        kinds: Sequence[TensorType] = _kinds(options)
+        mean_bits = min(8 * (budget - reserved) / max(1, values), max(kind.bits_per_weight for kind in kinds))
+        near = {kind for kind in kinds if not is_slow(kind) or kind.bits_per_weight > mean_bits - _BELOW}
+        file_s = {kind: self.pace.file_s({kind: values}) for kind in kinds}
+        limits = sorted(file_s.values(), reverse=True)
+        quickest = narrowed(kinds, *(lambda kind, limit=limit: file_s[kind] <= limit for limit in limits))
+        needed_s, left_s = max(file_s[kind] for kind in quickest), self.plan.left_s()
+        if needed_s > left_s:
+            needed, left = _duration(needed_s), _duration(left_s)
+            options.say(f"writing a file of this size takes about {needed}, and {left} of --minutes are left")
+        most_s = max(needed_s, left_s, _WRITTEN_S)
+        kinds = narrowed(kinds, near.__contains__, lambda kind: file_s[kind] <= most_s)
+        slow = slow_kinds(known_kernels(options.threads or default_threads(), kinds))
+        if options.fast:
+            kinds = narrowed(kinds, lambda kind: kind.name not in slow)
+        return kinds, slow
 
     def imatrix(self, path: Path) -> Path:
         """Return the path of the importance matrix of the text. Compute the matrix if the file does not exist."""
@@ -269,9 +344,16 @@ class _Fitting:
             known = Sensitivity.from_json(json.loads((folder / _KEPT).read_bytes()))
             if not known.left_s and self.options.within_s > _MORE * known.spent_s:
                 known = None
-        kinds = {name: {*candidates[name], *(() if known else sensitivity.probes(rows[name]))} for name in candidates}
+        useful = {TYPES[FIRST]}.union(*candidates.values())
         if known:
-            kinds = {n: {k for k in kinds[n] if k.name not in known.errors[n]} for n in kinds if n in known.errors}
+            kinds = {
+                name: {kind for kind in candidates[name] if kind.name not in errors}
+                for name, errors in known.errors.items()
+                if name in candidates
+            }
+        else:
+            probes = {name: sensitivity.probes(rows[name]) for name in candidates}
+            kinds = {n: {*candidates[n], *(useful.intersection(probes[n]) or probes[n])} for n in candidates}
         new = {name: rows[name] for name in kinds if kinds[name]}
         errors = sensitivity.measure_errors(
             new, kinds, threads, lambda *at: self.progress("Reading weights", *at), lambda: not self.plan.left_s(_READ)
@@ -285,8 +367,16 @@ class _Fitting:
         def stopping() -> EarlyStopping:
             return EarlyStopping(table, lambda table: fit(table, *size))
 
+        stopper = stopping()
+        slowest = max(useful, key=lambda kind: self.pace.file_s({kind: 1 << 30}))
+
+        def left_s() -> float:
+            """Return the seconds left to measure and to check the file."""
+            most_s = (1 - _WHOLE) * self.options.within_s
+            return self.plan.left_s() - min(most_s, self.writing_s(stopper.types or dict.fromkeys(rows, slowest)))
+
         def whole(damages: Damages) -> list[Mapping[str, Choice]]:
-            """Return choices for files of fixed sizes, which do not depend on the requested size."""
+            """Return choices for files of two sizes, whose measured damages correct the sums of damages."""
             costs = table(damages)
             least, most = (sum(end(c.n_bytes for c in row) for row in costs.values()) for end in (min, max))
             return [fit(costs, int(least + part * (most - least)) + 1).choices for part in _ANCHORS]
@@ -307,10 +397,11 @@ class _Fitting:
                 progress=lambda done, total, left_s: self.progress("Measuring", done, total, _time_left(left_s)),
                 order=order,
                 known=known.damages if known else None,
-                after_round=stopping().after_round,
+                after_round=stopper.after_round,
                 whole=whole,
                 whole_left_s=lambda: self.plan.left_s(_WHOLE),
-                left_s=self.plan.left_s,
+                left_s=left_s,
+                pace=self.pace,
                 clock=self.options.clock,
             )
             result = replace(result, spent_s=known.spent_s if known else self.options.within_s)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from quant.types import TYPES, TensorType
 _USUAL = ("iq2_xxs", "iq2_xs", "iq2_s", "iq2_m", "q2_k", "iq3_xxs", "iq3_xs", "iq3_s", "q3_k_s", "iq3_m", "q3_k_m",
           "iq4_xs", "iq4_nl", "q4_0", "q4_k_s", "q4_k_m", "q5_k_s", "q5_k_m", "q6_k", "q8_0")  # fmt: skip
 _MIB = 1 << 20
+Condition = Callable[[TensorType], bool]
 
 
 def free_tensors(file: GgufFile) -> list[str]:
@@ -38,25 +39,26 @@ def choose_kinds(
     reserved: int,
     budget: int,
     kinds: Sequence[TensorType],
-    fast: bool,
-    slow: Container[str],
-) -> dict[str, list[TensorType]]:
-    """Return the types of `kinds` that each tensor may have.
+    conditions: Sequence[Condition],
+) -> list[TensorType]:
+    """Return the types of `kinds` that meet the conditions.
 
     covered: names of the tensors in the importance matrix
-    fast: exclude the types in `slow` if the budget allows it
-    slow: names of types that are slow on this device
+    conditions: if no file of the budget meets a condition and the earlier ones, the condition is dropped
 
     Raises SizeTooSmall if even the smallest types exceed the budget.
     """
-    every = candidates(file, free, covered, kinds)
-    least = smallest(file, every, reserved)
-    if least > budget:
-        raise too_small(file, least, budget)
-    if not fast:
-        return every
-    quick = candidates(file, free, covered, [kind for kind in kinds if kind.name not in slow])
-    return quick if smallest(file, quick, reserved) <= budget else every
+
+    def least(kinds: Sequence[TensorType]) -> int:
+        return smallest(file, candidates(file, free, covered, kinds), reserved)
+
+    if least(kinds) > budget:
+        raise too_small(file, least(kinds), budget)
+    useful = list(kinds)
+    for condition in conditions:
+        fewer = [kind for kind in useful if condition(kind)]
+        useful = fewer if least(fewer) <= budget else useful
+    return useful
 
 
 def candidates(

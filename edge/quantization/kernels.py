@@ -101,22 +101,24 @@ def measure_kernels(
         products.close()
 
 
-def known_kernels(threads: int, *, again: bool = False) -> list[KernelSpeed]:
-    """Return the decode speeds of KINDS on this device.
+def known_kernels(threads: int, kinds: Sequence[TensorType] | None = None, *, again: bool = False) -> list[KernelSpeed]:
+    """Return the decode speeds of types on this device.
 
     The speeds are measured once for each number of threads and then remembered, so that a repeated command chooses
     among the same types.
 
+    kinds: the types; None: KINDS
     again: measure again
     """
+    kinds = kinds or [TYPES[name] for name in KINDS]
     remembered = Remembered("kernels", cache_folder())
     key = hashlib.sha256(f"{PINNED_VERSION} {llama.system_info()} {threads}".encode()).hexdigest()[:32]
-    known = None if again else remembered.get(key, math.inf)
+    entry = None if again else remembered.get(key, math.inf)
+    known = entry[0] if entry and isinstance(entry[0], dict) else {}
     with suppress(KeyError, ValueError, TypeError):
-        if known is not None:
-            return [KernelSpeed(TYPES[name], float(known[0][name]), None, False) for name in KINDS]
-    speeds = measure_kernels([TYPES[name] for name in KINDS], COLUMNS, threads)
-    remembered.put(key, {speed.type.name: speed.decode for speed in speeds})
+        return [KernelSpeed(kind, float(known[kind.name]), None, False) for kind in kinds]
+    speeds = measure_kernels(kinds, COLUMNS, threads)
+    remembered.put(key, {**known, **{speed.type.name: speed.decode for speed in speeds}})
     return speeds
 
 
@@ -137,8 +139,9 @@ def default_mix(threads: int, *, again: bool = False) -> Mix:
     Of the usual mixes that are about as fast as the fastest one, it has the least damage. The speeds are those of
     `known_kernels`.
     """
-    decode = {speed.type.name: speed.decode for speed in known_kernels(threads, again=again)}
     mixes = [MIXES[name] for name in _DEFAULTS]
+    speeds = known_kernels(threads, [mix.type for mix in mixes], again=again)
+    decode = {speed.type.name: speed.decode for speed in speeds}
     fastest = max(decode[mix.type.name] for mix in mixes)
     return next(mix for mix in mixes if decode[mix.type.name] >= _NEARLY * fastest)
 

@@ -159,7 +159,7 @@ def quantize_to_size(
     """Quantize the model to a file of at most `budget` bytes. Raises the errors of `fit_file`."""
     _warn_of_loss(source.file, steps)
     with _stages(steps) as show:
-        fitted = fit_file(source.file, out, budget, text, options, show)
+        fitted = fit_file(source.file, out, budget, text, replace(options, say=steps.say), show)
     return QuantizedModel(source, fitted.outcome, "fitted", fitted, budget)
 
 
@@ -180,7 +180,8 @@ def quantize_to_sizes(
         for n, budget in enumerate(sorted(budgets)):  # the smallest budget comes first because it may be too small
             path = stack.enter_context(temporary_beside(out, ".gguf"))
             each_s = min(plan.within_s / len(budgets), plan.left_s() / (len(budgets) - n))
-            fitted = fit_file(source.file, path, budget, text, replace(options, within_s=each_s), show)
+            own = replace(options, within_s=each_s, say=steps.say)
+            fitted = fit_file(source.file, path, budget, text, own, show)
             if not fits or fitted.outcome.types != fits[-1][0].outcome.types:
                 fits.append((fitted, path))
         fits.reverse()

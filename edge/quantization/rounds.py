@@ -13,7 +13,7 @@ from quant.types import TYPES, TensorType
 Damages = Mapping[str, Mapping[str, float]]  # nats per token, by tensor and type
 Table = Mapping[str, Sequence[Choice]]
 
-_FIRST = "q4_0"  # every tensor can have this type, and it is fast to quantize to
+FIRST = "q4_0"  # every tensor can have this type, and it is fast to quantize to
 _ROUNDS = 2  # consecutive rounds without improvement after which the rounds stop
 # A choice counts as equally good if its expected damage is at most this fraction above the newest choice's.
 _AS_GOOD = 0.02
@@ -23,7 +23,7 @@ def probe_order(probes: Sequence[str], bits_per_weight: float) -> list[str]:
     """Return the types in the order to measure them. Types near the file's bits per weight, which it uses most, come
     first.
     """
-    return sorted(probes, key=lambda name: (name != _FIRST, abs(TYPES[name].bits_per_weight - bits_per_weight)))
+    return sorted(probes, key=lambda name: (name != FIRST, abs(TYPES[name].bits_per_weight - bits_per_weight)))
 
 
 class TimePlan:
@@ -46,7 +46,7 @@ class EarlyStopping:
         choose: returns the best choice
         """
         self._table, self._choose = table, choose
-        self._before: dict[str, TensorType] = {}
+        self.types: dict[str, TensorType] = {}  # the newest choice, by tensor; empty before the first round
         self._same = 0  # consecutive rounds without improvement
 
     def after_round(self, damages: Damages) -> bool:
@@ -58,10 +58,10 @@ class EarlyStopping:
         table = self._table(damages)
         chosen = self._choose(table)
         costs = {name: {choice.type: choice.damage for choice in row} for name, row in table.items()}
-        if self._before:
-            before = sum(costs[name][kind] for name, kind in self._before.items())
+        if self.types:
+            before = sum(costs[name][kind] for name, kind in self.types.items())
             self._same = self._same + 1 if before <= (1 + _AS_GOOD) * chosen.damage else 0
-        self._before = {name: choice.type for name, choice in chosen.choices.items()}
+        self.types = {name: choice.type for name, choice in chosen.choices.items()}
         return self._same >= _ROUNDS
 
 

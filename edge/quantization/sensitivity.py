@@ -35,6 +35,7 @@ from edge.quantization.divergence import (
     log_probabilities,
     options_for,
 )
+from edge.quantization.pace import Pace
 from edge.quantization.rounds import Damages, measure_rounds
 from edge.quantization.tensor_rows import TensorRows
 from partition.model.file import ModelFile
@@ -53,8 +54,6 @@ MOST_CHUNKS = 8
 _MOST_REFERENCE = 512 << 20  # bytes of stored predictions of the reference
 _PROBES_AT_LEAST = 2  # number of rounds that chunks and groups are sized for
 _MEMORY_SHARE = 4  # a group takes at most 1/4 of free memory
-_QUANTIZE_S = 30e-9  # thread seconds to quantize a value to the first types
-_WHOLE_S = 300e-9  # thread seconds to quantize a value to the slowest types of a whole file
 # Tokens of a chunk; shorter chunks are used if time is short.
 _SIZES = (CHUNK_TOKENS, CHUNK_TOKENS // 2, CHUNK_TOKENS // 4)
 
@@ -110,6 +109,7 @@ def measure_damages(
     whole: Callable[[Damages], Sequence[Mapping[str, Choice]]] = lambda damages: (),
     whole_left_s: Callable[[], float] = lambda: 0.0,
     left_s: Callable[[], float] = lambda: math.inf,
+    pace: Pace | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Sensitivity:
     """Measure the sensitivities of a file's tensors. Tensors that no graph uses directly get none.
@@ -121,10 +121,11 @@ def measure_damages(
     known: damages that need no measurement
     after_round: returns whether the damages measured so far are enough
     whole: returns choices for all tensors; each choice is measured as a whole while `whole_left_s` leaves time
-    left_s: returns the seconds left to measure, to write the file, and to check the file
+    left_s: returns the seconds left to measure and to check the file
+    pace: time to quantize, which this function corrects
     clock: returns seconds
 
-    Nothing more is measured if `left_s` is needed to write and check the file. Tensors that were not measured by then
+    Nothing more is measured if `left_s` is needed to check the file. Tensors that were not measured by then
     get the mean damage of the others, in proportion to their errors.
 
     Raises TextError if the text is too short. Raises the errors of Engine, and Interrupted after Ctrl-C.
@@ -137,10 +138,11 @@ def measure_damages(
         stack.enter_context(interrupt_stops(engine))
         pool = stack.enter_context(ThreadPoolExecutor(threads))
         loaded_s = clock() - began
-        probe = _Probe(engine, text, threads, clock)
+        pace = pace or Pace(threads)
+        probe = _Probe(engine, text, pace, clock)
         names = [name for name in rows if name in weights and any(errors[name].get(probe, 0) for probe in PROBES)]
         values = sum(rows[name].rows * rows[name].columns for name in names)
-        left = (within_s - (clock() - began)) / _PROBES_AT_LEAST - values * _QUANTIZE_S / threads
+        left = (within_s - (clock() - began)) / _PROBES_AT_LEAST - pace.seconds({TYPES[PROBES[0]]: values})
         probe.use_within(left / max(1, len(names)))
         groups = _groups({name: rows[name] for name in names}, int(left / probe.pass_s))
         damages = {name: dict((known or {}).get(name, {})) for name in names}
@@ -154,8 +156,8 @@ def measure_damages(
                     damages[change][name] = loss * share / sum(shares.values())
 
         def spare_s() -> float:
-            """Return the seconds that writing and checking the file will leave."""
-            return left_s() - probe.writing_s(values) - 2 * (loaded_s + probe.chunk_s)
+            """Return the seconds that checking the file will leave."""
+            return left_s() - 2 * (loaded_s + probe.chunk_s)
 
         stopped_s = measure_rounds(
             order,
@@ -173,7 +175,8 @@ def measure_damages(
         for choices in whole(damages) if values <= available_memory() // _MEMORY_SHARE else ():
             changed = {n: (rows[n], weights[n], c.type) for n, c in choices.items() if n in damages}
             changed = {n: change for n, change in changed.items() if change[2].id != rows[n].type.id}
-            left = min(whole_left_s(), spare_s()) - probe.writing_s(values)
+            quantize_s = pace.seconds(value_counts(file, {name: kind for name, (_, _, kind) in changed.items()}))
+            left = min(whole_left_s(), spare_s()) - quantize_s
             if changed and left > 0 and left > 2 * probe.use_within(left / 3):  # one pass is for the reference
                 wholes.append((sum(choice.damage for choice in choices.values()), probe.loss(changed, pool)))
     return Sensitivity(damages, {name: errors[name] for name in names}, within_s, stopped_s, tuple(wholes))
@@ -194,6 +197,14 @@ def _complete(
                 row[kind] = of_one * errors[name][kind] * rows[name].rows
 
 
+def value_counts(file: ModelFile, types: Mapping[str, TensorType]) -> Counter[TensorType]:
+    """Return the number of values in each type if tensors have these types."""
+    counts = Counter[TensorType]()
+    for name, kind in types.items():
+        counts[kind] += file.tensors[name].n_values
+    return counts
+
+
 def probes(rows: TensorRows) -> list[TensorType]:
     """Return the types to measure for a tensor: narrower types whose blocks divide its rows."""
     kinds = [TYPES[name] for name in PROBES if rows.has_importance or name not in NEED_IMPORTANCE]
@@ -203,10 +214,8 @@ def probes(rows: TensorRows) -> list[TensorType]:
 class _Probe:
     """The model with unchanged weights, and its predictions as reference."""
 
-    def __init__(self, engine: Engine, text: str, threads: int, clock: Callable[[], float]) -> None:
-        self._engine, self._text, self._clock = engine, text, clock
-        self._value_s = _QUANTIZE_S / threads  # seconds to quantize a value to the fastest type, measured if possible
-        self._quantized: dict[str, tuple[float, int]] = {}  # seconds and quantized values, by type
+    def __init__(self, engine: Engine, text: str, pace: Pace, clock: Callable[[], float]) -> None:
+        self._engine, self._text, self._pace, self._clock = engine, text, pace, clock
         self._inputs: list[Tokens] = []
         self._reference: list[Floats] = []
         self._cut(CHUNK_TOKENS)
@@ -236,10 +245,6 @@ class _Probe:
         self.use(int(pass_s / size / self._token_s) if self._token_s else MOST_CHUNKS)
         return self.pass_s
 
-    def writing_s(self, values: int) -> float:
-        """Return the seconds to quantize so many values to the slowest types, at the speed of this device until now."""
-        return values * self._value_s * _WHOLE_S / _QUANTIZE_S
-
     @property
     def chunk_s(self) -> float:
         """Seconds to compute the longest chunk."""
@@ -259,7 +264,7 @@ class _Probe:
                 began = self._clock()
                 space = rows.quantized(kind, pool)
                 stack.callback(space.close)
-                self._count(kind.name, self._clock() - began, rows.rows * rows.columns)
+                self._pace.add(kind, rows.rows * rows.columns, self._clock() - began)
                 for weight in weights:
                     stack.callback(weight.replace(kind.id, space.address))
             sums = [
@@ -267,12 +272,6 @@ class _Probe:
                 for tokens, before in zip(self._inputs, self._reference, strict=True)
             ]
         return float(np.sum(sums)) / sum(map(len, self._reference))
-
-    def _count(self, kind: str, seconds: float, values: int) -> None:
-        """Add the time in which values were quantized to a type."""
-        before_s, before = self._quantized.get(kind, (0.0, 0))
-        self._quantized[kind] = before_s + seconds, before + values
-        self._value_s = min(total_s / n for total_s, n in self._quantized.values())
 
 
 def most_chunks(n_vocab: int) -> int:

@@ -5,6 +5,7 @@ import json
 import os
 import pkgutil
 import random
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 
 from edge.errors import SizeTooSmall, TextError
+from edge.llama import ggml
 from edge.llama.quantizer import quantize_model
 from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions
@@ -23,11 +25,12 @@ from edge.quantization.divergence import log_probabilities
 from edge.quantization.evaluate import evaluate
 from edge.quantization.fit import FitOptions, Fitted, file_within, fit_file
 from edge.quantization.imatrix import collect
+from edge.quantization.pace import Pace
 from edge.quantization.sensitivity import PROBES
 from partition.model.file import ModelFile
 from quant.gguf.imatrix import read_imatrix
 from quant.mixes import MIXES
-from quant.types import TYPES, TensorType
+from quant.types import TYPES, TensorType, type_by_id
 from tests.conftest import Synthetic
 from tests.engine.quantize.test_kernel_speed import device
 from tests.support import FEW_PROBES
@@ -215,21 +218,27 @@ class Work:
     def __init__(self, patch: pytest.MonkeyPatch, factor: float, quantize_s: float = 0.05) -> None:
         """factor: how many times slower than on a machine that does nothing else.
 
-        quantize_s: seconds to quantize a tensor in memory; a whole file costs 8 times as much for each tensor
+        quantize_s: seconds to quantize a tensor to q4_0 in memory; in a file, each tensor costs 1.5 times as much
         """
         self.now_s, self.factor, self.quantize_s = 0.0, factor, quantize_s
         self.chunks: list[int] = []  # of each check
         self.written = 0
         self._slow(patch, "edge.quantization.sensitivity.log_probabilities", lambda engine, tokens: len(tokens) / 512)
         self._slow(patch, "edge.quantization.tensor_rows.TensorRows.errors", lambda rows, kinds, is_over: 0.1)
-        self._slow(patch, "edge.quantization.tensor_rows.TensorRows.quantized", lambda rows, kind, pool: quantize_s)
+        self._slow(
+            patch, "edge.quantization.tensor_rows.TensorRows.quantized", lambda rows, kind, pool: self._cost_s(kind)
+        )
         self._slow(patch, "edge.quantization.imatrix.Squares.begin", lambda squares: 0.5)
         self._slow(patch, "edge.quantization.fit.quantize", self._writes)
         self._slow(patch, "edge.quantization.fit.evaluate", self._checks)
 
     def _writes(self, *args: Any, types: Mapping[str, TensorType], **more: Any) -> float:
         self.written += 1
-        return 8 * self.quantize_s * len(types)
+        return 1.5 * sum(map(self._cost_s, types.values()))
+
+    def _cost_s(self, kind: TensorType) -> float:
+        pace = Pace(1)
+        return self.quantize_s * pace.seconds({kind: 1}) / pace.seconds({TYPES["q4_0"]: 1})
 
     def _checks(self, reference: Path, paths: list[Path], *args: Any, most: int, **more: Any) -> float:
         self.chunks.append(most)
@@ -247,7 +256,7 @@ class Work:
 
 
 @pytest.mark.parametrize(
-    ("factor", "within_s", "quantize_s"), [(1, 60, 0.05), (1, 300, 0.05), (3, 60, 0.05), (1, 60, 0.25)]
+    ("factor", "within_s", "quantize_s"), [(1, 60, 0.05), (1, 300, 0.05), (4, 60, 0.05), (1, 60, 0.25)]
 )
 def test_all_of_it_ends_within_the_time_that_was_asked_for(
     small: ModelFile,
@@ -266,6 +275,64 @@ def test_all_of_it_ends_within_the_time_that_was_asked_for(
     assert 10 * factor < work.now_s <= within_s
     assert work.chunks[0] == 1  # tells how long more of them would take
     assert (work.chunks[-1] > 1) is (factor == 1) or quantize_s > 0.05
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Names of the types that weights were quantized to in this process."""
+    names: set[str] = set()
+
+    def quantize_rows(values: Any, type_id: int, importance: Any = None) -> Any:
+        names.add(type_by_id(type_id).name)
+        return ggml.quantize_rows(values, type_id, importance)
+
+    monkeypatch.setattr("edge.quantization.tensor_rows.quantize_rows", quantize_rows)
+    return names
+
+
+@pytest.mark.parametrize(
+    ("share", "far"), [(0.31, {"iq2_xxs", "iq2_xs", "q2_k", "iq3_xxs"}), (0.41, {"iq4_nl", "iq4_xs", "q4_k", "q2_k"})]
+)
+def test_types_far_below_the_size_are_not_even_read(
+    small: ModelFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: set[str], share: float, far: set[str]
+) -> None:
+    device(tmp_path / "cache", monkeypatch)
+    budget = int(share * small.size_bytes)
+    fitted(small, tmp_path / "out.gguf", budget, SHORT, FitOptions(within_s=0.1, threads=1))
+    assert not read & far
+    assert {"q4_0", "q6_k", "q8_0"} <= read
+
+
+@pytest.mark.parametrize("quantize_s", [0.4, 0.5])
+def test_types_that_take_long_to_write_are_left_out(
+    small: ModelFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quantize_s: float
+) -> None:
+    """Only the time differs: an hour is enough for a file with iq4_nl, and 30 seconds are not."""
+    lines: list[str] = []
+    for within_s, is_slow_used in ((3600, True), (30, False)):
+        with monkeypatch.context() as patch:
+            work = Work(patch, 1, quantize_s)
+            device(tmp_path / f"{within_s}", patch)
+            options = FitOptions(None, kinds("iq4_nl", "q4_0", "q6_k"), within_s=within_s, threads=1)
+            options = replace(options, clock=lambda work=work: work.now_s, say=lines.append)  # type: ignore[misc]
+            result, _ = fitted(small, tmp_path / "out.gguf", int(0.35 * small.size_bytes), SHORT, options)
+        assert (TYPES["iq4_nl"] in result.outcome.types.values()) is is_slow_used
+        assert work.now_s <= within_s
+    assert lines == []
+
+
+def test_time_that_cannot_suffice_is_told_in_a_line_and_the_quickest_types_are_used(
+    small: ModelFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: set[str]
+) -> None:
+    lines: list[str] = []
+    work = Work(monkeypatch, 1, quantize_s=20)
+    device(tmp_path / "cache", monkeypatch)
+    options = FitOptions(within_s=120, threads=1, clock=lambda: work.now_s, say=lines.append)
+    fitted(small, tmp_path / "out.gguf", int(0.31 * small.size_bytes), SHORT, options)
+    [line] = lines
+    assert re.fullmatch(r"writing a file of this size takes about \d+ min, and 80 s of --minutes are left", line)
+    assert read == {"q4_0", "q5_0", "q8_0"}
+    assert work.chunks == [1]
 
 
 @pytest.mark.thorough  # test_quantize_command.py asks for both

@@ -23,6 +23,7 @@ from edge.quantization.divergence import CHUNK_TOKENS, options_for
 from edge.quantization.evaluate import evaluate
 from edge.quantization.gguf import quantize
 from edge.quantization.imatrix import collect
+from edge.quantization.pace import Pace
 from edge.quantization.sensitivity import MOST_CHUNKS, _finds, _groups, _Probe, measure_damages, measure_errors, probes
 from edge.quantization.tensor_rows import TensorRows
 from partition.model.file import ModelFile
@@ -283,7 +284,7 @@ def test_weights_are_as_before_afterwards(synthetic: Synthetic) -> None:
     with Engine(file.path, options, [_finds(names, results)]) as engine, ThreadPoolExecutor(1) as pool:
         before = engine.decode([1, 2, 3], 0, outputs="all").copy()
         assert results.keys() == names.keys()
-        probe = _Probe(engine, TEXT, 1, time.monotonic)
+        probe = _Probe(engine, TEXT, Pace(1), time.monotonic)
         changed = {n: (TensorRows(file, n, None), results[n], TYPES["q4_0"]) for n in names}
         losses = [probe.loss(changed, pool) for _ in range(2)]
         assert losses[0] == losses[1] > 0

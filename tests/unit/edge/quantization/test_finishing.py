@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from edge.quantization.fit import FitOptions, _Fitting
+from edge.quantization.pace import Pace
 from edge.quantization.rounds import TimePlan
 from quant.fit import Fit
 
@@ -60,7 +61,7 @@ class Work:
         file: Any = SimpleNamespace(shape=SimpleNamespace(n_vocab=VOCABULARY))
         plan = TimePlan(within_s, lambda: self.now_s)
         options = FitOptions(within_s=within_s, threads=1, clock=lambda: self.now_s)
-        fitting = _Fitting(file, "text", options, plan, lambda stage, done, total, what="": None)
+        fitting = _Fitting(file, "text", options, plan, lambda stage, done, total, what="": None, Pace(1))
         return fitting.best(folder / "out.gguf", [Fit({}, 1.0), Fit({}, 2.0)], folder / "imatrix.gguf")
 
 
