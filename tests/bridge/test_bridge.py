@@ -79,8 +79,12 @@ def test_frames_that_are_not_valid_are_refused(tmp_path: Path, body: bytes) -> N
         assert httpx.post(f"{bridge.url}/api/up", headers=headers, content=body).status_code == 400
 
 
-def test_a_page_that_says_hello_gets_a_worker_with_its_profile(tmp_path: Path) -> None:
-    with running_bridge(tmp_path) as bridge:
+def test_a_page_that_says_hello_gets_a_worker_until_it_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A closed page is lost sooner than a silent one."""
+    monkeypatch.setattr("edge.bridge.page.GONE_S", 0.1)
+    with running_bridge(tmp_path, lost_s=20.0) as bridge:
         page = ScriptedPage(bridge.url, joined(bridge))
         until(lambda: page.say({"event": "alive"}) == 204, "the page is known")
         page.begin(bridge)
@@ -89,7 +93,7 @@ def test_a_page_that_says_hello_gets_a_worker_with_its_profile(tmp_path: Path) -
         assert 0 < (profile.round_trip_s or 0) < 60
         assert 1e3 < (profile.bytes_per_s or 0) < 1e10
         page.close()
-        until(lambda: not ready(bridge.folder("phone")), "the worker has ended")
+        until(lambda: not ready(bridge.folder("phone")), "the worker has ended", 12)
 
 
 def test_a_silent_page_is_lost_and_comes_back(tmp_path: Path, connect: Connect) -> None:
@@ -128,21 +132,52 @@ def test_a_page_that_computes_wrong_numbers_is_refused(tmp_path: Path) -> None:
 
     with running_bridge(tmp_path, check=True) as bridge:
         page = ScriptedPage(bridge.url, joined(bridge), answer)
+        bridge.browsers.remember_check("phone", "Chrome 139")  # an older version was right
         page.say(HELLO)
         until(lambda: any("computes wrong numbers" in text for text in page.shown), "the page is refused", 60)
+        assert_computes_nothing(page)
+        page.say(HELLO)  # it was loaded again
+        assert page.next_op()["op"] == "unload"
 
 
-def test_a_page_that_its_user_paused_computes_nothing_until_it_is_resumed(tmp_path: Path) -> None:
+def assert_computes_nothing(page: ScriptedPage) -> None:
+    """A sign of life alone does not start a page that was refused or paused."""
+    while not page.ops.empty():
+        page.ops.get()
+    page.say({"event": "alive"})
+    page.say({"event": "ended"})  # after this answer a start would have begun
+    assert page.ops.empty()
+
+
+@pytest.mark.parametrize(("away", "back"), [("paused", "resumed"), ("paused", "hello"), ("leave", "hello")])
+def test_a_page_that_its_user_paused_computes_nothing_until_it_is_resumed(tmp_path: Path, away: str, back: str) -> None:
+    """Also if the page is closed meanwhile, and opened again."""
     with running_bridge(tmp_path) as bridge:
         page = ScriptedPage(bridge.url, joined(bridge))
         folder = page.begin(bridge)
-        page.say({"event": "paused"})
+        page.say({"event": away})
         until(lambda: not ready(folder), "the page is paused")
-        page.say({"event": "alive"})
-        page.say({"event": "ended"})  # after this answer a start would have begun
-        assert page.ops.empty()
-        page.say({"event": "resumed"})
+        assert_computes_nothing(page)
+        page.say({**HELLO, "event": back})
         until(lambda: ready(folder), "the page is back")
+
+
+@pytest.mark.parametrize("is_loaded", [True, False])
+def test_hello_of_a_page_without_a_slice_ends_no_worker(tmp_path: Path, connect: Connect, is_loaded: bool) -> None:
+    """The session has ended, or the page could not load its slice."""
+    with running_bridge(tmp_path) as bridge:
+        answer = {} if is_loaded else {"error": "no memory"}
+        page = ScriptedPage(bridge.url, joined(bridge), lambda *_: (answer, b""))
+        connection = connect(page.begin(bridge))
+        with contextlib.nullcontext() if is_loaded else pytest.raises(EngineError, match="no memory"):
+            connection.call("load", file="x")
+        assert page.next_op()["op"] == "load"
+        if is_loaded:
+            connection.close()
+            assert page.next_op()["op"] == "unload"
+        page.say({**HELLO, "loaded": ""})
+        assert_computes_nothing(page)
+        assert ready(bridge.folder("phone"))
 
 
 def test_a_second_tab_replaces_the_first(tmp_path: Path, connect: Connect) -> None:
