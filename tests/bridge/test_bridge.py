@@ -11,10 +11,12 @@ import httpx
 import pytest
 
 from edge.bridge import engines
+from edge.browser.engine import PageEngine
 from edge.browser.frames import pack
 from edge.browser.page import DOOR, PageConnection
 from edge.browser.profile import PageProfile
-from edge.errors import EngineError
+from edge.errors import EngineError, NotEnoughMemory
+from edge.llm.options import EngineOptions
 from edge.models.demo import MODEL_PATH
 from partition.model.file import ModelFile
 from tests.support.bridge_process import HELLO, ScriptedPage, joined, running_bridge
@@ -54,13 +56,24 @@ def test_a_key_is_needed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("headers", [
     {"Origin": "https://elsewhere.example"}, {"Origin": "null"}, {"Sec-Fetch-Site": "cross-site"},
-    {"Sec-Fetch-Site": "same-site"},
+    {"Sec-Fetch-Site": "same-site"}, {"Origin": "http://elsewhere.{host}"}, {"Origin": "https://{host}"},
 ])  # fmt: skip
 def test_a_page_from_elsewhere_cannot_use_the_bridge(tmp_path: Path, headers: dict[str, str]) -> None:
     with running_bridge(tmp_path) as bridge:
         body = {"token": bridge.browsers.invite("phone", 600)}
+        headers = {name: value.format(host=bridge.url.removeprefix("http://")) for name, value in headers.items()}
         assert httpx.post(f"{bridge.url}/api/join", json=body, headers=headers).status_code == 403
         assert httpx.post(f"{bridge.url}/api/join", json=body, headers={"Origin": bridge.url}).status_code == 200
+
+
+def test_every_answer_isolates_the_page(tmp_path: Path) -> None:
+    """Without these headers a page has no threads, and other pages could read it."""
+    with running_bridge(tmp_path) as bridge:
+        for path in ("", "worker.js", "api/down", "missing"):
+            headers = httpx.get(f"{bridge.url}/{path}").headers
+            assert headers["cross-origin-opener-policy"] == "same-origin", path
+            assert headers["cross-origin-embedder-policy"] == "require-corp", path
+            assert headers["content-security-policy"].startswith("default-src 'none'; script-src 'self'"), path
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b'"x"', b"{}", b'{"token": 1}', b"[" * 3000, b"\xff"])
@@ -159,7 +172,7 @@ def test_a_page_that_its_user_paused_computes_nothing_until_it_is_resumed(tmp_pa
         until(lambda: not ready(folder), "the page is paused")
         assert_computes_nothing(page)
         page.say({**HELLO, "event": back})
-        until(lambda: ready(folder), "the page is back")
+        until(lambda: ready(folder) and bridge._pages["phone"]._worker.runs, "the page is back")
 
 
 @pytest.mark.parametrize("is_loaded", [True, False])
@@ -285,6 +298,14 @@ def test_a_page_is_lost_in_the_middle_of_an_operation(tmp_path: Path, connect: C
         page.say({"event": "leave"})
         with pytest.raises(EngineError, match="closed or lost"):
             connection._answer(number)
+
+
+def test_memory_option_limits_the_slice_of_a_page(tmp_path: Path) -> None:
+    file = ModelFile.open(MODEL_PATH)
+    for limit, error, text in ((1 << 20, NotEnoughMemory, "which has 1;"), (None, EngineError, "page is closed")):
+        options = EngineOptions(context=64, sequences=1, memory=limit)
+        with pytest.raises(error, match=text):
+            PageEngine(file, options, tmp_path, 1 << 30, (), None)
 
 
 def test_a_folder_without_a_bridge_is_a_closed_page(tmp_path: Path) -> None:
