@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 
 from partition.errors import PlanError
@@ -13,6 +13,7 @@ from partition.predict.cost import GroupCost, Work
 from partition.predict.drafts import Draft
 from partition.predict.hosts import crowding, used
 from partition.predict.prediction import NO_LAYERS, Prediction, StagePrediction
+from partition.predict.replicas import distribute, slowdowns
 from partition.predict.speeds import Curve, DeviceSpeed, Links, together
 
 _ROWS = (1, 2, 4, 8, 16, 32, 64)  # row counts of decode steps that a simulation may ask for
@@ -33,32 +34,28 @@ def predict(
 
     latency is the sum over stages of (seconds + hop) for one row. With drafts it is Draft.token_s with the fastest
     number of windows. The time per token of many requests is cost.per_token_s with C / M rows. ttft is cost.ttft_s. For
-    a plan with a prefill placement, ttft is cost.pair_ttft_s, and other figures are those of the decode placement.
+    a plan with a prefill placement, ttft is cost.pair_ttft_s, and other figures are those of the decode placement. For
+    a plan with replicas, latency and ttft are those of the first copy, and the throughput is that of all copies.
 
     Raises PlanError if a link is unknown, or if a device has no room for its part and cannot page.
     """
+    if plan.replicas:
+        return _of_copies(plan, work, speeds, links, microbatches)
     if plan.prefill is not None:
         return _of_pair(plan, work, speeds, links, microbatches)
     if plan.thin_owner and not work.drafts_thin:
         work = replace(work, draft=None)
-    n_stages = len(plan.computing)
-    # A single stage computes one step at a time.
-    in_flight = (microbatches or plan.microbatches or n_stages) if n_stages > 1 else 1
-    n_groups = cost.groups(work.concurrency, in_flight)
+    n_groups = _n_groups(plan, work.concurrency, microbatches)
     rows = work.concurrency / n_groups
     stages = [_Stage(plan, i, work, speeds, links) for i in range(len(plan.stages))]
-    crowd = crowding([(stage.hosts, stage.seconds(rows)) for stage in stages]) if n_groups > 1 else [1.0] * len(stages)
-    predicted = [stage.predicted(rows, times) for stage, times in zip(stages, crowd, strict=True)]
-    pass_s = sum(stage.seconds(rows) + sum(stage.hop(rows)) for stage in stages)
-    busiest_s = max(
-        max(prediction.busy_s * prediction.crowding, prediction.transfer_busy_s) for prediction in predicted
-    )
+    predicted = [
+        stage.predicted(rows, times) for stage, times in zip(stages, _crowd(stages, rows, n_groups), strict=True)
+    ]
     joules = sum(stage.joules(rows) for stage in stages)
     latency_s, draft = _alone(stages, work)
-    token_s = latency_s if work.concurrency == 1 else float(cost.per_token_s(pass_s, busiest_s, rows, work.concurrency))
     return Prediction(
         latency_s=latency_s,
-        throughput_per_s=1 / token_s,
+        throughput_per_s=1 / (latency_s if work.concurrency == 1 else _token_s(stages, work.concurrency, n_groups)),
         ttft_s=_ttft_s(stages, work.prompt),
         prompt=work.prompt,
         energy_j=None if math.isnan(joules) else joules,
@@ -91,6 +88,84 @@ def _of_pair(
                 f" {speeds[device].memory_bytes / _MIB:,.0f} are free; leave out prefill, or use another plan for it"
             )
     return predicted
+
+
+def _of_copies(
+    plan: Plan, work: Work, speeds: Mapping[str, DeviceSpeed], links: Links, microbatches: int | None
+) -> Prediction:
+    """Predict a plan with replicas. The requests are distributed so that the sum of throughputs is largest.
+
+    Copies on the same host, the owner's device and the owner's link slow each other down. The owner's device also has a
+    process for each other copy.
+
+    microbatches: microbatches in flight in the first copy.
+    """
+    copies, own = plan.copies, speeds[LOCAL]
+    others = len(copies) - 1
+    speeds = {**speeds, LOCAL: replace(own, memory_bytes=max(0, own.memory_bytes - others * own.runtime_bytes))}
+    wanted = [microbatches, *[None] * others]
+    staged = [[_Stage(copy.placements[0], i, work, speeds, links) for i in range(len(copy.stages))] for copy in copies]
+    rates = [
+        [0.0, *(1 / _token_s(stages, n, _n_groups(copy, n, many)) for n in range(1, work.concurrency + 1))]
+        for copy, stages, many in zip(copies, staged, wanted, strict=True)
+    ]
+    requests = distribute(rates, work.concurrency)
+    predicted = [
+        predict(copy, replace(work, concurrency=max(1, n), draft=work.draft if i == 0 else None), speeds, links, many)
+        for i, (copy, n, many) in enumerate(zip(copies, requests, wanted, strict=True))
+    ]
+    alone = [of_copy[n] for of_copy, n in zip(rates, requests, strict=True)]
+    uses = [_uses(stages, p.in_flight / p.microbatches) for stages, p in zip(staged, predicted, strict=True)]
+    shared = [rate / times for rate, times in zip(alone, slowdowns(alone, uses), strict=True)]
+    predicted = [replace(p, throughput_per_s=rate) for p, rate in zip(predicted, shared, strict=True)]
+    total = sum(shared)
+    watts = [
+        None if p.energy_j is None else p.energy_j * rate for p, rate in zip(predicted, shared, strict=True) if rate
+    ]
+    return replace(
+        predicted[0],
+        throughput_per_s=total,
+        in_flight=work.concurrency,
+        energy_j=None if None in watts else sum(w for w in watts if w is not None) / total,
+        copies=tuple(predicted),
+    )
+
+
+def _uses(stages: Sequence[_Stage], rows: float) -> dict[Hashable, float]:
+    """Return the seconds per token in which a copy uses each host, the owner's device, and each way of the owner's
+    link.
+    """
+    uses: dict[Hashable, float] = {}
+    for stage in stages:
+        seconds, link_s = stage.seconds(rows) / rows, stage.hop(rows)[1] / rows
+        shares: list[tuple[Hashable, float]] = [(("host", id), part * seconds) for id, part in stage.hosts.items()]
+        if LOCAL in stage.devices:
+            shares += [("owner", seconds), ("from the owner", link_s)]
+        elif stage is stages[-1]:
+            shares.append(("to the owner", link_s))
+        for resource, use_s in shares:
+            uses[resource] = uses.get(resource, 0.0) + use_s
+    return uses
+
+
+def _n_groups(plan: Plan, requests: int, microbatches: int | None) -> int:
+    """Return the number of groups that the requests form. A single stage computes one step at a time."""
+    n_stages = len(plan.computing)
+    return cost.groups(requests, (microbatches or plan.microbatches or n_stages) if n_stages > 1 else 1)
+
+
+def _crowd(stages: Sequence[_Stage], rows: float, n_groups: int) -> list[float]:
+    """Return the slowdown factor of each stage while all groups of requests are in flight."""
+    return crowding([(stage.hosts, stage.seconds(rows)) for stage in stages]) if n_groups > 1 else [1.0] * len(stages)
+
+
+def _token_s(stages: Sequence[_Stage], requests: int, n_groups: int) -> float:
+    """Return the seconds per token of many requests without drafts."""
+    rows = requests / n_groups
+    pass_s = sum(stage.seconds(rows) + sum(stage.hop(rows)) for stage in stages)
+    busy = zip(stages, _crowd(stages, rows, n_groups), strict=True)
+    busiest_s = max(max(stage.seconds(rows) * times, stage.hop(rows)[1]) for stage, times in busy)
+    return float(cost.per_token_s(pass_s, busiest_s, rows, requests))
 
 
 def moved_s(placement: Plan, work: Work, speeds: Mapping[str, DeviceSpeed], links: Links, *, to_owner: bool) -> float:

@@ -63,6 +63,9 @@ class Prediction:
     divergence: float | None = None
     prefill: Prediction | None = None  # prediction of a separate prefill placement; ttft_s includes both placements
     hand_over_s: float = 0.0  # seconds from the end of prefill until the KV cache has arrived at the decode placement
+    # Plan with replicas: all copies, each with its requests and its throughput beside the others. A copy without
+    # requests has a throughput of 0. The first copy has the latency and the stages of the whole plan.
+    copies: tuple[Prediction, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.stages:
@@ -82,8 +85,13 @@ class Prediction:
 
     @property
     def memory_bytes(self) -> dict[str, int]:
-        """Peak memory of each device, summed over both placements if there are two."""
+        """Peak memory of each device, summed over both placements if there are two, and over all copies."""
         most: dict[str, int] = {}
+        if self.copies:
+            for copy in self.copies:
+                for name, n in copy.memory_bytes.items():
+                    most[name] = n + most.get(name, 0)
+            return most
         for stage in self.stages:
             for name, n in stage.memory_bytes.items():
                 most[name] = max(n, most.get(name, 0))
@@ -116,13 +124,15 @@ class Prediction:
             )
             for stage in self.stages
         )
-        return replace(self, stages=stages, prefill=self.prefill and self.prefill.renamed(names))
+        prefill, copies = (
+            self.prefill and self.prefill.renamed(names),
+            tuple(copy.renamed(names) for copy in self.copies),
+        )
+        return replace(self, stages=stages, prefill=prefill, copies=copies)
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values for JSON, as `edge plan --json` and `edge pareto --json` print them."""
-        plain = fields.encoded(self, without=("prefill", "hand_over_s"))
-        if self.prefill is not None:
-            plain["prefill"] = self.prefill.to_json()
+        plain = fields.encoded(self, without=("prefill", "hand_over_s", "copies"))
         return {**plain, "memory_bytes": self.memory_bytes, "bound": self.bound}
 
     @classmethod
@@ -133,7 +143,14 @@ class Prediction:
 
         Derived values ("memory_bytes" of all stages, "bound") are ignored. Raises PlanError for invalid values.
         """
-        prefill = values.get("prefill") if isinstance(values, dict) else None
-        if isinstance(prefill, dict) and prefill.get("prefill") is not None:  # it may be nested a thousand levels deep
-            raise PlanError(f"{where}.prefill: it has a prefill of its own; leave that out")
+        # Nested predictions are refused before they are read, because they may be nested a thousand levels deep.
+        if isinstance(values, dict):
+            prefill, copies = values.get("prefill"), values.get("copies")
+            if isinstance(prefill, dict) and prefill.get("prefill") is not None:
+                raise PlanError(f"{where}.prefill: it has a prefill of its own; leave that out")
+            nested = [("prefill", prefill)]
+            nested += [(f"copies[{i}]", copy) for i, copy in enumerate(copies if isinstance(copies, list) else ())]
+            for name, value in nested:
+                if isinstance(value, dict) and value.get("copies"):
+                    raise PlanError(f"{where}.{name}: it has copies of its own; leave those out")
         return fields.decoded(cls, values, where, derived=("memory_bytes", "bound"))
