@@ -16,7 +16,13 @@ from edge.pictures.front_points import Point, Result
 from quant.text import printable
 
 _QUIET, _LINE, _FILL = "#616e7c", "#52606d", "#f0f4f8"
-KIND_COLORS = {"single": "#5f6b7a", "pipeline": "#0b6fb8", "tensor": "#d1570f", "hybrid": "#0a8f6a"}
+KIND_COLORS = {
+    "single": "#5f6b7a",
+    "pipeline": "#0b6fb8",
+    "tensor": "#d1570f",
+    "hybrid": "#0a8f6a",
+    "replicas": "#8a3fb5",
+}
 # Type colors if plans differ in quality. The type with the least divergence gets the first color.
 TYPE_COLORS = ("#0b6fb8", "#0a8f6a", "#a17400", "#d1570f", "#b3246b", "#6b4fbb", "#5f6b7a")
 _FINE = (1, 1.25, 2, 2.5, 4, 5, 8)  # tick multiples of the first-tokens-per-second axis

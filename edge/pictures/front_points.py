@@ -217,6 +217,9 @@ def notes(result: Result) -> list[str]:
         if result.get("pairs_gap"):
             within = f"{100 * result['pairs_gap']:.1f} %"
             sentences.append(f"With a placement for prompts, first tokens are within {within} of the soonest possible.")
+        if result.get("replicas_gap"):
+            within = f"{100 * result['replicas_gap']:.1f} %"
+            sentences.append(f"With several copies, throughputs are within {within} of the largest possible.")
     left_out = [f"{kind['type']} ({_nats(kind)})" for kind in result.get("types", ()) if kind["left_out"]]
     if left_out:
         sentences.append(f"Left out by the limit of divergence: {first_few(left_out, _MOST_ERRORS)}.")

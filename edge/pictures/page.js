@@ -5,7 +5,7 @@ const {result, view} = JSON.parse(document.getElementById("data").textContent);
 const points = result.points;
 const byId = new Map(points.map(point => [point.id, point]));
 const [shown, near] = [new Set(view.shown), new Set(view.near)];
-const KINDS = ["single", "pipeline", "tensor", "hybrid"];
+const KINDS = ["single", "pipeline", "tensor", "hybrid", "replicas"];
 const UNIT = result.kind === "llm" ? "tokens" : "inputs";
 const byLatency = (a, b) => latency(a) - latency(b) || throughput(b) - throughput(a);
 const anyMeasured = points.some(point => point.measured);
@@ -90,7 +90,8 @@ function describe(point) {
     make("th", {class: i ? "number" : null}, name)))), make("tbody", {}, ...rows));
   if (!measured) table.querySelectorAll("tr").forEach(row => { row.children[3].remove(); row.children[2].remove(); });
 
-  const stages = predicted.stages || [];
+  const copies = predicted.copies || [predicted];
+  const stages = copies.flatMap(copy => copy.stages || []);
   const longest = Math.max(...stages.map(stage => stage.compute_s + stage.transfer_s));
   const batches = point.microbatches > 1 ? `${point.microbatches} microbatches` : "one batch";
   $("details").dataset.id = point.id;
@@ -100,8 +101,13 @@ function describe(point) {
     table,
     point.error ? make("p", {class: "wrong"}, `Measuring failed: ${point.error}`) : null,
     predicted.bound ? make("p", {}, `Limit: ${predicted.bound}.`) : null,
-    make("h3", {}, `${stages.length === 1 ? "One stage" : `${stages.length} stages`}, ${batches} under way`),
-    ...stages.map((stage, i) => stageOf(stage, i, longest)),
+    ...copies.length === 1
+      ? [make("h3", {}, `${stages.length === 1 ? "One stage" : `${stages.length} stages`}, ${batches} under way`),
+        ...stages.map((stage, i) => stageOf(stage, i, longest))]
+      : copies.flatMap((copy, n) => [
+        make("h3", {}, `Copy ${n + 1}: ${copy.in_flight === 1 ? "one request" : `${copy.in_flight} requests`}, ` +
+          `${digits(copy.throughput_per_s)} tokens/s`),
+        ...copy.stages.map((stage, i) => stageOf(stage, i, longest))]),
     make("p", {class: "quiet"}, "Bars: computing, then sending."),
     make("h3", {}, "Use it"),
     ...view.commands[point.id].map(command => make("code", {}, command)),

@@ -136,8 +136,12 @@ def bound_text(predicted: Prediction, names: Mapping[str, str]) -> str:
 def stage_rows(predicted: Prediction, names: Mapping[str, str]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Return the columns, and a row for each stage.
 
-    Stages of a prefill placement come last, with the time of the whole prompt.
+    Stages of a prefill placement come last, with the time of the whole prompt. Stages of several copies are numbered by
+    copy and stage.
     """
+    if predicted.copies:
+        copies = ((i, _stage_rows(copy, names)) for i, copy in enumerate(predicted.copies, 1))
+        return STAGE_COLUMNS, [(f"copy {i}: {number}", *rest) for i, rows in copies for number, *rest in rows]
     rows = _stage_rows(predicted, names)
     if predicted.prefill is not None:
         stages = zip(predicted.prefill.stages, _stage_rows(predicted.prefill, names), strict=True)
@@ -173,6 +177,8 @@ def prediction_rows(predicted: Prediction, names: Mapping[str, str]) -> list[tup
     many = f"{predicted.in_flight} in flight"
     if predicted.ttft_s is not None:
         many = f"{counted(predicted.in_flight, 'request')} in {counted(predicted.microbatches, 'microbatch')}"
+    if predicted.copies:
+        many = f"{counted(predicted.in_flight, 'request')} on {len(predicted.copies)} copies"
     prompt = f" of a prompt of {predicted.prompt} tokens"
     more = {"latency": ", one alone", "throughput": f" with {many}", "ttft": prompt, "divergence": " from the model"}
     figures = ((name, row, getattr(predicted, row.key)) for name, row in OBJECTIVES.items())
@@ -181,6 +187,9 @@ def prediction_rows(predicted: Prediction, names: Mapping[str, str]) -> list[tup
         for name, row, figure in figures
         if isinstance(figure, float | int)
     ]
+    for i, copy in enumerate(predicted.copies, 1):
+        rate = f"{number_text(copy.throughput_per_s)} tokens/s"
+        rows.append((f"copy {i}", f"{rate} with {counted(copy.in_flight, 'request')}"))
     if predicted.draft is not None:
         draft = predicted.draft
         gain = f"{draft.tokens:.2f} tokens a pass; {seconds_text(predicted.plain_s)} a token without"

@@ -98,6 +98,7 @@ class Front:
             "concurrency": self.points[0].predicted.in_flight,
             "exact": all(space.exact for space in self.spaces),
             "pairs_gap": gap if math.isfinite(gap := max(space.pairs_gap for space in self.spaces)) else None,
+            "replicas_gap": gap if math.isfinite(gap := max(space.replicas_gap for space in self.spaces)) else None,
             **known_json(self.spaces[0]),
             "notes": list(dict.fromkeys(note for space in self.spaces for note in space.known.notes)),
             "types": [

@@ -13,7 +13,7 @@ from edge.llm.engine import Engine
 from edge.planning.arrange import can_share, name_of
 from edge.planning.drafted import with_draft_held, with_drafts
 from edge.planning.encoder_place import EncoderPlace
-from edge.planning.measure import Measured, measured
+from edge.planning.measure import Measured, measured, of_copies
 from edge.planning.plan_options import DEFAULTS, PlanOptions, engine_options
 from edge.planning.space import MOST_SUBSETS_OF, PlanSpace
 from edge.planning.type_files import TypeFile
@@ -27,11 +27,13 @@ from partition.predict.drafts import ROWS, Draft
 from partition.predict.hysteresis import PLAN, PREFILL, clearly_better
 from partition.predict.pareto import Point, stages_text, without_repeats
 from partition.predict.predict import predict
+from partition.predict.prediction import Prediction
 from partition.predict.speeds import DeviceSpeed
 from partition.search.changes import Change, changes
 from partition.search.explain import best, kind_of, reason
 from partition.search.phases import Phases, paired, prefill_reason
 from partition.search.planner import Placed, Planner, with_microbatches
+from partition.search.replicas import Replicas, replicated
 
 
 class LlmSpace(PlanSpace):
@@ -123,6 +125,7 @@ class LlmSpace(PlanSpace):
                 points += [self.point(placement.plan, placement.microbatches) for placement in placed]
                 if members == subsets[0] and tensor and pipeline:
                     self.exact = exact
+                    points += self._replicas(axes, placed)
         for work in self._works[1:]:
             placed, _ = self.planner(work=work).front(axes)
             drafted = [self.point(placement.plan, placement.microbatches, work) for placement in placed]
@@ -130,6 +133,13 @@ class LlmSpace(PlanSpace):
         if "ttft" in axes and self._phases:
             points += self._pairs(axes)
         return without_repeats([*points, *self._drafted(points)])
+
+    def _replicas(self, axes: Sequence[str], others: Sequence[Placed]) -> list[Point]:
+        """Return plans with replicas that are better than all `others`."""
+        search = Replicas(self.planner())
+        plans = search.plans(axes, others=others)
+        self.exact, self.replicas_gap = self.exact and search.exact, search.gap
+        return [self.point(placed.plan, placed.microbatches) for placed in plans]
 
     def _pairs(self, axes: Sequence[str]) -> list[Point]:
         """Return plans with a prefill placement that clearly lowers the TTFT."""
@@ -151,7 +161,7 @@ class LlmSpace(PlanSpace):
         drafted = []
         for point in points:
             assert isinstance(point.plan, Plan)
-            if point.predicted.draft is None and len(self._works) > 1:
+            if point.predicted.draft is None and len(self._works) > 1 and not point.plan.replicas:
                 tried = [self._tried(point.plan, point.predicted.microbatches, work) for work in self._works[1:]]
                 fastest = min(
                     (candidate for candidate in tried if candidate),
@@ -181,7 +191,8 @@ class LlmSpace(PlanSpace):
         )
         if predicted.prefill is not None:
             label += f"; prompts from {plan.prefill_from} tokens on: {stages_text(predicted.prefill, self.names)}"
-        plan = with_microbatches(plan, predicted.microbatches, planned_work.concurrency)
+        if not plan.replicas:  # each copy has its own number of microbatches and of requests
+            plan = with_microbatches(plan, predicted.microbatches, planned_work.concurrency)
         return Point(plan, predicted, kind_of(plan), label, self.type, str(self.path))
 
     def best(self, objective: str, caps: Mapping[str, float]) -> tuple[Point, str]:
@@ -196,11 +207,17 @@ class LlmSpace(PlanSpace):
         placed = paired(planner, plain, objective, caps) if self._phases else None
         if placed is None:
             if plain is None:
+                copies = replicated(planner, None, objective, caps)
+                if copies is not None:
+                    return self.point(copies.plan, copies.microbatches), reason(planner, copies, objective, caps)
                 assert refused is not None
                 raise refused
             placed = plain
         elif plain is None or placed.plan.placements[0] != plain.plan:
             why = reason(planner, placed, objective, caps)
+        copies = replicated(self.planner(), placed, objective, caps)
+        if copies is not None:
+            return self.point(copies.plan, copies.microbatches), reason(self.planner(), copies, objective, caps)
         point = self.point(placed.plan, placed.microbatches, planner.work)
         draft = point.predicted.draft
         more = [draft.describe(self.names)] if draft else []
@@ -237,23 +254,31 @@ class LlmSpace(PlanSpace):
         return [point.key, repr(work), str(self._exchange)]
 
     def measure(self, point: Point, fleet: Fleet | None) -> Measured:
-        plan, many = point.plan, point.predicted.microbatches
-        assert isinstance(plan, Plan)
-        draft = point.predicted.draft
+        assert isinstance(point.plan, Plan)
+        if not point.predicted.copies:
+            return self._measured(point.plan, point.predicted, fleet)
+        # Copies are measured one after another.
+        copies = zip(point.plan.copies, point.predicted.copies, strict=True)
+        return of_copies([self._measured(copy, predicted, fleet) for copy, predicted in copies])
+
+    def _measured(self, plan: Plan, predicted: Prediction, fleet: Fleet | None) -> Measured:
+        """Run one copy of a model with the requests of its prediction, and measure it."""
+        draft, many = predicted.draft, predicted.microbatches
+        work = replace(self.work, concurrency=predicted.in_flight)
         memory = min((n for n in (plan.shard(0).memory, self._options.memory) if n is not None), default=None)
         options = replace(
             engine_options(self._options),
             context=self.work.context,
-            sequences=self.work.concurrency,
+            sequences=work.concurrency,
             threads=self._options.threads or plan.shard(0).threads or default_threads(),  # the number in the prediction
             memory=memory,
             reserved=draft.held_bytes if draft and draft.worker is None and memory else 0,
-            outputs=max(ROWS[-1], self.work.concurrency) if draft else None,
+            outputs=max(ROWS[-1], work.concurrency) if draft else None,
             rollback=(draft.rollback or 0) if draft else 0,
         )
         if plan.world_size == 1:
             with Engine(self.file, options) as engine:
-                return measured(engine, self.work, many, {}, draft)
+                return measured(engine, work, many, {}, draft)
         assert fleet is not None
         with LlmRanks(fleet, plan, self.file, options, self._exchange) as ranks:
-            return measured(ranks.engine, self.work, many, ranks.memory_bytes, draft)
+            return measured(ranks.engine, work, many, ranks.memory_bytes, draft)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import cycle
 from typing import Any
 
@@ -69,6 +70,21 @@ def measured(
         min(ttft_s),
         {LOCAL: own_rss(), **others},
         max(spread(latency_s), spread(throughput_per_s)),
+    )
+
+
+def of_copies(copies: Sequence[Measured]) -> Measured:
+    """Return the figures of several copies that were measured one after another: the latency of the first copy, and the
+    sum of throughputs. Copies that slow each other down have less.
+    """
+    n_bytes: Counter[str] = Counter()
+    for copy in copies:
+        n_bytes.update(copy.memory_bytes)
+    return replace(
+        copies[0],
+        throughput_per_s=sum(copy.throughput_per_s for copy in copies),
+        memory_bytes=dict(n_bytes),
+        spread=max(copy.spread for copy in copies),
     )
 
 

@@ -123,8 +123,17 @@ def _check_beside(plan: dict[str, Any]) -> None:
     """Raise PlanError if a saved plan has no predictions, or if they do not match because it was edited."""
     if "predicted" not in plan:
         raise PlanError("it has no predictions; edge plan --save and edge pareto --save write them")
-    stages = plan.get("stages")
-    said = plan["predicted"].get("stages") if isinstance(plan["predicted"], dict) else None
+    predicted = plan["predicted"] if isinstance(plan["predicted"], dict) else {}
+    _check_stages(plan.get("stages"), predicted.get("stages"))
+    replicas, copies = plan.get("replicas"), predicted.get("copies")
+    if isinstance(replicas, list) and isinstance(copies, list):
+        for replica, copy in zip(replicas, copies[1:], strict=False):
+            if isinstance(replica, dict) and isinstance(copy, dict):
+                _check_stages(replica.get("stages"), copy.get("stages"))
+
+
+def _check_stages(stages: Any, said: Any) -> None:
+    """Raise PlanError if the stages of a saved plan differ from those that were predicted."""
     if isinstance(stages, list) and isinstance(said, list):
         own = [_stage_parts(stage) for stage in stages]
         predicted = [_said(stage, stage_parts) for stage, stage_parts in zip(said, own, strict=False)]

@@ -43,6 +43,7 @@ class PlanSpace(ABC):
         self.path, self.known, self._options = path, known, options
         self.exact = True  # True: the search of `points` was exhaustive
         self.pairs_gap = 0.0  # see `Phases.gap`
+        self.replicas_gap = 0.0  # see `Replicas.gap`
 
     @property
     def names(self) -> dict[str, str]:
@@ -76,13 +77,13 @@ class PlanSpace(ABC):
 
     def can_run(self, point: Point) -> bool:
         """Return whether a plan can be measured: none of its devices is a preset, and it lacks a prefill placement."""
-        presets = any(speed.preset for speed in self.known.speeds if speed.device in point.plan.devices)
+        presets = any(speed.preset for speed in self.known.speeds if speed.device in point.plan.all_devices)
         return not presets and point.predicted.prefill is None
 
     def measured_key(self, point: Point, fleet: Fleet | None) -> str:
         """Return the cache key of a measurement."""
-        others = [fleet.profiles[device] for device in point.plan.devices if fleet and device != LOCAL]
-        pairs = permutations(dict.fromkeys((LOCAL, *point.plan.devices)), 2)
+        others = [fleet.profiles[device] for device in point.plan.all_devices if fleet and device != LOCAL]
+        pairs = permutations(dict.fromkeys((LOCAL, *point.plan.all_devices)), 2)
         links = [rough_text(self.known.links.between.get(pair)) for pair in pairs]
         own = own_profile(LOCAL, self._options.threads or default_threads())
         return key_of([*self.depends_on(point), *links], own, *others)
@@ -90,7 +91,7 @@ class PlanSpace(ABC):
     def forget(self, point: Point) -> None:
         """Discard the cached times of a plan's devices, so that the next command measures them."""
         for speed in self.known.speeds:
-            if speed.device in point.plan.devices and speed.key:
+            if speed.device in point.plan.all_devices and speed.key:
                 Remembered(self.cache).forget(speed.key)
 
 

@@ -61,7 +61,6 @@ class Measures:
         """
         check_objectives(objectives)
         self._work, self._objectives, self.microbatches = work, objectives, microbatches
-        self.key = (objectives, microbatches)  # cache key of stage costs
         self.rows = work.concurrency / microbatches
         self.prompt_stages = 2  # stages assumed for the chunks of a prompt; more than two count as two
         self._is_single = work.concurrency == 1
@@ -76,6 +75,8 @@ class Measures:
         self._prompt = [f"prompt {host}" for host in hosts if "prompt" in needed]
         self.sums += [*self._alone, *self._busy, *self._prompt]
         self.names = [*self.sums, *(name for name in _PEAKS if name in needed)]
+        # Cache key of stage costs, equal for numbers of requests that form microbatches of the same size.
+        self.key = (tuple(self.names), self.rows, microbatches > 1)
 
     @cached_property
     def of_one_stage(self) -> Measures:

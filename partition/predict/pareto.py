@@ -23,7 +23,7 @@ class Point:
 
     plan: Plan | OnnxPlan
     predicted: Prediction
-    parallel: str  # "single", "pipeline", "tensor" or "hybrid"
+    parallel: str  # "single", "pipeline", "tensor", "hybrid" or "replicas"
     label: str  # short description of the plan
     type: str | None = None  # quantization type, if several are compared
     model: str = ""  # model file to run the plan with
@@ -101,7 +101,9 @@ def without_repeats(points: Sequence[Point]) -> list[Point]:
 
 
 def stages_text(predicted: Prediction, names: Mapping[str, str]) -> str:
-    """Return a short text with the devices and layers of each stage. names: device names."""
+    """Return a short text with the devices and layers of each stage of each copy. names: device names."""
+    if predicted.copies:
+        return "; ".join(f"copy {i}: {stages_text(copy, names)}" for i, copy in enumerate(predicted.copies, 1))
     return " | ".join(
         f"{'+'.join(names[device] for device in stage.devices)} {stage.what}" for stage in predicted.stages
     )

@@ -55,7 +55,7 @@ def outdoes(planner: Planner, several: Placed, own: Placed, objective: str) -> b
         OBJECTIVES[objective].cost_of(predict(placed.plan, planner.work, by_device, planner.links, placed.microbatches))
         for placed in (several, own)
     )
-    return clearly_better(new, old, by=plan_threshold(is_busy(planner.speeds, several.plan.devices)))
+    return clearly_better(new, old, by=plan_threshold(is_busy(planner.speeds, several.plan.all_devices)))
 
 
 def is_busy(speeds: Iterable[DeviceSpeed | OnnxDevice], devices: Sequence[str]) -> bool:
@@ -89,7 +89,7 @@ def reason(planner: Planner, placed: Placed, objective: str, caps: Mapping[str, 
     """Return one line with the reason for a plan. caps: largest allowed costs of objectives."""
     value = OBJECTIVES[objective].describe(placed.objectives[0])
     estimates = "; from estimates" if any(speed.estimate and not speed.preset for speed in planner.speeds) else ""
-    if placed.plan.world_size == 1:
+    if placed.plan.world_size == 1 and not placed.plan.replicas:
         return f"use one device: {value} on this device alone{_others(planner, objective)}{estimates}"
     if (own := alone(planner, objective, caps)) is not None:
         alternative = f"{OBJECTIVES[objective].describe(own.objectives[0])} on this device alone"
@@ -104,6 +104,8 @@ def reason(planner: Planner, placed: Placed, objective: str, caps: Mapping[str, 
 def _where(planner: Planner, plan: Plan) -> str:
     """Describe the kind of a plan and the devices of its layers."""
     devices = list(dict.fromkeys(shard.device for stage in plan.computing for shard in stage.shards))
+    if plan.replicas:
+        return f"{len(plan.copies)} copies on {len(plan.computing_devices)} devices"
     if not plan.thin_owner:
         return f"{kind_of(plan)} on {len(devices)} devices"
     names = {speed.device: speed.name for speed in planner.speeds}
@@ -123,9 +125,11 @@ def _others(planner: Planner, objective: str) -> str:
 
 
 def kind_of(plan: Plan) -> str:
-    """Return "single", "tensor", "pipeline" or "hybrid" for the computing stages. A thin owner with one device is a
-    pipeline.
+    """Return "single", "tensor", "pipeline" or "hybrid" for the computing stages, or "replicas" for several copies. A
+    thin owner with one device is a pipeline.
     """
+    if plan.replicas:
+        return "replicas"
     widths = [len(stage.shards) for stage in plan.computing]
     if plan.world_size == 1:
         return "single"

@@ -7,7 +7,7 @@ the first stage, or forms a stage without layers before it (a thin owner).
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cache
@@ -93,10 +93,11 @@ class Planner:
         self._model, self._digest, self._tensor, self._pipeline = clean_name(model), digest, tensor, pipeline
         self._thin = thin
         self._for_prompts = False  # passed on to each `StageGroup`
-        self._hops: dict[tuple[Hashable, int, int], Array] = {}  # cache by measures and groups
+        self._hops: dict[tuple[Hashable, tuple[int, ...], tuple[int, ...]], Array] = {}  # cache by measures and groups
         # Cache by members and memory.
         self._smaller: dict[tuple[tuple[int, ...], tuple[int | None, ...]], StageGroup] = {}
         self._groups = [StageGroup(work, self.speeds, links, members) for members in self._members(tensor)]
+        self._owner = self._groups[0]
 
     def front(
         self,
@@ -172,7 +173,33 @@ class Planner:
                     self.work, other.speeds, self.links, group.members, for_prompts=self._for_prompts
                 )
             other._groups.append(self._smaller[key])
+        other._owner = other._groups[0]
         return other
+
+    def copies_on(self, devices: Collection[int], requests: int) -> Planner:
+        """Return a planner for a copy of the model that computes on some of these devices, for this many requests.
+
+        devices: indices of devices. If 0 is missing, this device is a thin owner.
+        """
+        other = copy(self)
+        other.work = replace(self.work, concurrency=requests)
+        other._groups = [group for group in self._groups if set(group.members) <= set(devices)]
+        return other
+
+    @property
+    def groups(self) -> Sequence[StageGroup]:
+        """Groups of devices that may hold a stage together. The first one is this device alone."""
+        return self._groups
+
+    @property
+    def shares_layers(self) -> bool:
+        """True if devices may share layers."""
+        return self._tensor
+
+    @property
+    def has_copies(self) -> bool:
+        """True if whole copies of the model on other devices are permitted."""
+        return self._pipeline and self._thin and len(self.speeds) > 1 and self.work.draft is None
 
     def whole_bytes(self) -> list[int]:
         """Return the largest bytes that any plan needs on each device if no memory is short."""
@@ -209,7 +236,7 @@ class Planner:
         measures = Measures(self.work, tuple(objectives), microbatches, hosts, stages=stages)
         check_watts(objectives, self.speeds)
         may_be_thin = self._thin and (self._for_prompts or self.work.drafts_thin)
-        thin = cache(self._groups[0].thin_costs) if may_be_thin else None
+        thin = cache(self._owner.thin_costs) if may_be_thin else None
         groups = [group.costs(measures, LOCAL, thin) for group in self._groups]
         n = self.work.limits.sizes.layers
         return Problem(n, len(measures.sums), tuple(groups), lambda a, b: self._hop(measures, a, b), measures)
@@ -303,7 +330,7 @@ class Planner:
         return self.work.sum_s(1, len(group), way.latency_s, way.bytes_per_s)
 
     def _hop(self, measures: Measures, a: int, b: int) -> Array:
-        key = measures.key, a, b
+        key = measures.key, self._groups[a].members, self._groups[b].members
         if key not in self._hops:
             self._hops[key] = self._hop_costs(measures, a, b)
         return self._hops[key]

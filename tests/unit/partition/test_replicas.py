@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,8 +19,11 @@ from partition.predict.hosts import Host
 from partition.predict.predict import predict
 from partition.predict.prediction import Prediction
 from partition.predict.replicas import distribute, slowdowns
-from partition.predict.speeds import DeviceSpeed, LinkSpeed
+from partition.predict.speeds import Curve, DeviceSpeed, Links, LinkSpeed
+from partition.search.replicas import Replicas
 from tests.support.planning import FAST, MS, device, linked, work
+from tests.support.random_plans import Case, objectives
+from tests.support.thorough import some
 
 LAYERS = 4
 
@@ -149,3 +154,78 @@ def test_prediction_of_copies_in_json_and_back() -> None:
     values["copies"][1]["copies"] = [values["copies"][0]]
     with pytest.raises(PlanError, match=r"predicted\.copies\[1\]: it has copies of its own"):
         Prediction.from_json(values)
+
+
+# ----------------------------------------------------------------------------------------------------------- search
+
+
+def every_copy(case: Case) -> list[tuple[frozenset[str], Plan]]:
+    """Every plan of one copy, and the devices that compute in it."""
+    return [(frozenset(plan.computing_devices), plan) for plan in case.plans()]
+
+
+def enumerated(case: Case, names: Sequence[str]) -> list[tuple[float, ...]]:
+    """The costs of every plan with replicas, with any first copy and all numbers of microbatches."""
+    counts = sorted({1, 2, 4, case.work.concurrency} & set(range(1, case.work.concurrency + 1)))
+    copies = [
+        (devices, replace(plan, microbatches=many))
+        for devices, plan in every_copy(case)
+        for many in (counts if len(plan.computing) > 1 else [None])
+    ]
+    costs = []
+
+    def extend(so_far: tuple[Plan, ...], used: frozenset[str], start: int) -> None:
+        for i in range(start, len(copies)):
+            devices, plan = copies[i]
+            if used & devices:
+                continue
+            plans = (*so_far, plan)
+            if len(plans) > 1:
+                for first in plans:
+                    others = tuple(other for other in plans if other is not first)
+                    try:
+                        said = objectives(case.predict(replace(first, replicas=others), first.microbatches))
+                    except PlanError:
+                        continue
+                    costs.append(tuple(said[name] for name in names))
+            extend(plans, used | devices, i + 1)
+
+    extend((), frozenset(), 0)
+    return costs
+
+
+@pytest.mark.parametrize(
+    ("seed", "cases", "layers", "devices"),
+    [(1700, some(60, 1700), (1, 3), (2, 2)), (300, some(6, 300), (1, 3), (3, 3))],
+)
+def test_search_finds_what_enumeration_finds(
+    seed: int, cases: int, layers: tuple[int, int], devices: tuple[int, int]
+) -> None:
+    rng = np.random.default_rng(seed)
+    n_plans = 0
+    for i in range(cases):
+        case = Case(
+            rng, int(rng.integers(*layers, endpoint=True)), int(rng.integers(*devices, endpoint=True)), i % 3 > 0
+        )
+        case.work = replace(case.work, concurrency=int(rng.integers(2, 4, endpoint=True)))
+        if i % 2:  # copies do not slow each other down
+            case.speeds = [replace(speed, host=None, step_s=Curve(((1, 0.0),))) for speed in case.speeds]
+            case.links = Links({pair: replace(way, bytes_per_s=1e9) for pair, way in case.links.between.items()})
+        names = (("throughput",), ("latency", "throughput"), ("ttft", "throughput"))[i // 2 % 3]
+        planner = case.planner()
+        ordinary, _ = planner.front(names)
+        search = Replicas(planner)
+        plans = search.plans(names, others=ordinary)
+        for placed in plans:
+            said = objectives(case.predict(placed.plan, placed.microbatches))
+            assert placed.objectives == pytest.approx(tuple(said[name] for name in names), rel=1e-9)
+            assert placed.plan.replicas
+        reached = [placed.objectives for placed in (*ordinary, *plans)]
+        at = names.index("throughput")
+        for costs in enumerated(case, names):
+            allowed = (*costs[:at], costs[at] * (1 + search.gap), *costs[at + 1 :])
+            assert any(all(a <= b * (1 + 1e-9) for a, b in zip(own, allowed, strict=True)) for own in reached), i
+        assert search.exact == (search.gap < 1e-9)
+        assert search.exact or i % 2 == 0
+        n_plans += bool(plans)
+    assert n_plans > cases / 5
