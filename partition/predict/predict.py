@@ -103,16 +103,16 @@ def _of_copies(
     copies, own = plan.copies, speeds[LOCAL]
     others = len(copies) - 1
     speeds = {**speeds, LOCAL: replace(own, memory_bytes=max(0, own.memory_bytes - others * own.runtime_bytes))}
-    wanted = [microbatches, *[None] * others]
+    counts = [microbatches, *[None] * others]
     staged = [[_Stage(copy.placements[0], i, work, speeds, links) for i in range(len(copy.stages))] for copy in copies]
     rates = [
         [0.0, *(1 / _token_s(stages, n, _n_groups(copy, n, many)) for n in range(1, work.concurrency + 1))]
-        for copy, stages, many in zip(copies, staged, wanted, strict=True)
+        for copy, stages, many in zip(copies, staged, counts, strict=True)
     ]
     requests = distribute(rates, work.concurrency)
     predicted = [
         predict(copy, replace(work, concurrency=max(1, n), draft=work.draft if i == 0 else None), speeds, links, many)
-        for i, (copy, n, many) in enumerate(zip(copies, requests, wanted, strict=True))
+        for i, (copy, n, many) in enumerate(zip(copies, requests, counts, strict=True))
     ]
     alone = [of_copy[n] for of_copy, n in zip(rates, requests, strict=True)]
     uses = [_uses(stages, p.in_flight / p.microbatches) for stages, p in zip(staged, predicted, strict=True)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
@@ -86,12 +87,12 @@ class Prediction:
     @property
     def memory_bytes(self) -> dict[str, int]:
         """Peak memory of each device, summed over both placements if there are two, and over all copies."""
-        most: dict[str, int] = {}
         if self.copies:
+            total: Counter[str] = Counter()
             for copy in self.copies:
-                for name, n in copy.memory_bytes.items():
-                    most[name] = n + most.get(name, 0)
-            return most
+                total.update(copy.memory_bytes)
+            return dict(total)
+        most: dict[str, int] = {}
         for stage in self.stages:
             for name, n in stage.memory_bytes.items():
                 most[name] = max(n, most.get(name, 0))

@@ -5,7 +5,7 @@ A set of devices is a bit mask of their indices. If device 0, the owner's, is mi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from copy import copy
 from itertools import permutations
 
@@ -13,7 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from partition.plan.plan import LOCAL
+from partition.plan.tensor import shards
 from partition.predict import cost
+from partition.predict.cost import GroupCost
 from partition.predict.replicas import join
 from partition.search.planner import Planner
 from partition.search.stage_group import StageGroup
@@ -43,7 +45,7 @@ def most_per_s(planner: Planner) -> float:
     requests = range(1, planner.work.concurrency + 1)
     lines = [_lines(planner, n)[1] for n in requests]
     computed = float(np.max([n / layers_s for n, layers_s in zip(requests, lines, strict=True)], axis=0).sum())
-    if planner.shares_layers:
+    if planner.tensor:
         return computed
     return min(computed, requests[-1] / float(lines[0].min()))  # each request waits for all layers
 
@@ -103,12 +105,12 @@ class CopyRates:
         """Return a lower bound on the time to the first token of a copy on each set, [masks]."""
         prompt = self._planner.work.prompt
         rows = {cost.chunk_rows(prompt, stages) for stages in (1, 2)}
-        prompts_s = [[group.prompt_layers_s(n) for n in rows] for group in self._alone]
-        return self._least_s(np.array([min(seconds) for seconds in prompts_s]))
-
-    @property
-    def _alone(self) -> Sequence[StageGroup]:
-        return self._planner.groups[: len(self._planner.speeds)]
+        layers = self._planner.work.before[-1]
+        prompts_s = [
+            min(float(device.prompt_s(layers, False, n) - device.prompt_s(0.0, False, n)) for n in rows)
+            for device in _alone(self._planner)
+        ]
+        return self._least_s(np.array(prompts_s))
 
     def microbatches(self, mask: int, requests: int, floor: float) -> list[int]:
         """Return the numbers of microbatches with which a copy with several stages may have a larger throughput."""
@@ -164,7 +166,7 @@ class CopyRates:
     def _shared_s(self, seconds: Array, least_ranks: int) -> Array:
         """Return the seconds of a pass if all these devices share the work, without sums; inf if they cannot."""
         rates = (self._bits / np.maximum(seconds, 1e-12)).sum(axis=1)
-        can = (self._bits.sum(axis=1) >= least_ranks) & self._planner.shares_layers
+        can = (self._bits.sum(axis=1) >= least_ranks) & self._planner.tensor
         shared_s: Array = np.where(can, 1 / np.maximum(rates, 1e-12), np.inf)
         return shared_s
 
@@ -231,8 +233,19 @@ def subsets(mask: int) -> Iterator[int]:
         subset = (subset - 1) & mask
 
 
+def _alone(planner: Planner) -> list[GroupCost]:
+    """Return the costs of each device alone."""
+    limits, links = planner.work.limits, planner.links
+    return [
+        GroupCost(planner.work, [speed], shards(limits, (speed.device,), (1.0,)), links) for speed in planner.speeds
+    ]
+
+
 def _lines(planner: Planner, rows: float) -> tuple[Array, Array, Array]:
     """Return the seconds of a step, of all layers and of the head on each device, for this many rows."""
-    parts = [group.lines_s(rows) for group in planner.groups[: len(planner.speeds)]]
+    layers, parts = planner.work.before[-1], []
+    for device in _alone(planner):
+        step_s = device.seconds(0.0, rows, False)
+        parts.append((step_s, device.seconds(layers, rows, False) - step_s, device.seconds(0.0, rows, True) - step_s))
     step_s, layers_s, head_s = np.array(parts).T
     return step_s, np.maximum(layers_s, 1e-12), head_s

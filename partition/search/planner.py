@@ -90,14 +90,14 @@ class Planner:
         if not speeds or speeds[0].device != LOCAL:
             raise PlanError("the first device must be the owner's own")
         self.work, self.speeds, self.links = work, tuple(speeds), links
-        self._model, self._digest, self._tensor, self._pipeline = clean_name(model), digest, tensor, pipeline
-        self._thin = thin
+        self._model, self._digest, self.tensor, self.pipeline = clean_name(model), digest, tensor, pipeline
+        self.thin = thin
         self._for_prompts = False  # passed on to each `StageGroup`
         self._hops: dict[tuple[Hashable, tuple[int, ...], tuple[int, ...]], Array] = {}  # cache by measures and groups
         # Cache by members and memory.
         self._smaller: dict[tuple[tuple[int, ...], tuple[int | None, ...]], StageGroup] = {}
-        self._groups = [StageGroup(work, self.speeds, links, members) for members in self._members(tensor)]
-        self._owner = self._groups[0]
+        self.groups = [StageGroup(work, self.speeds, links, members) for members in self._members(tensor)]
+        self._owner = self.groups[0]
 
     def front(
         self,
@@ -137,18 +137,18 @@ class Planner:
 
     def like(self, speeds: Sequence[DeviceSpeed], links: Links) -> Planner:
         """Return a planner for the same model and work, with other devices or links."""
-        kinds = {"tensor": self._tensor, "pipeline": self._pipeline, "thin": self._thin}
+        kinds = {"tensor": self.tensor, "pipeline": self.pipeline, "thin": self.thin}
         return Planner(self.work, speeds, links, self._model, self._digest, **kinds)
 
     def for_prompts(self) -> Planner:
         """Return a planner for prefill placements. Ranks share layers by their prefill speed, and never by memory."""
         other = copy(self)
         other._smaller, other._for_prompts = {}, True
-        other._groups = [
+        other.groups = [
             StageGroup(self.work, self.speeds, self.links, group.members, for_prompts=True)
             if len(group.members) > 1
             else group
-            for group in self._groups
+            for group in self.groups
         ]
         return other
 
@@ -163,8 +163,8 @@ class Planner:
             replace(speed, memory_bytes=n_bytes[i], disk_bytes_per_s=None) if i in n_bytes else speed
             for i, speed in enumerate(self.speeds)
         )
-        other._groups = []
-        for group in self._groups:
+        other.groups = []
+        for group in self.groups:
             key = group.members, tuple(n_bytes.get(i) for i in group.members)
             if n_bytes.keys().isdisjoint(group.members):
                 self._smaller[key] = group
@@ -172,8 +172,8 @@ class Planner:
                 self._smaller[key] = StageGroup(
                     self.work, other.speeds, self.links, group.members, for_prompts=self._for_prompts
                 )
-            other._groups.append(self._smaller[key])
-        other._owner = other._groups[0]
+            other.groups.append(self._smaller[key])
+        other._owner = other.groups[0]
         return other
 
     def copies_on(self, devices: Collection[int], requests: int) -> Planner:
@@ -183,35 +183,16 @@ class Planner:
         """
         other = copy(self)
         other.work = replace(self.work, concurrency=requests)
-        other._groups = [group for group in self._groups if set(group.members) <= set(devices)]
+        other.groups = [group for group in self.groups if set(group.members) <= set(devices)]
         return other
-
-    @property
-    def groups(self) -> Sequence[StageGroup]:
-        """Groups of devices that may hold a stage together. The first one is this device alone."""
-        return self._groups
-
-    @property
-    def shares_layers(self) -> bool:
-        """True if devices may share layers."""
-        return self._tensor
-
-    @property
-    def has_copies(self) -> bool:
-        """True if whole copies of the model on other devices are permitted."""
-        return self._pipeline and self._thin and len(self.speeds) > 1 and self.work.draft is None
 
     def whole_bytes(self) -> list[int]:
         """Return the largest bytes that any plan needs on each device if no memory is short."""
         most = [0] * len(self.speeds)
-        for group in self._groups:
+        for group in self.groups:
             for i, need in zip(group.members, group.whole_bytes(), strict=True):
                 most[i] = max(most[i], ceil(need))
         return most
-
-    def only_own(self) -> Planner:
-        """Return the planner for the owner's device alone."""
-        return self.like(self.speeds[:1], self.links)
 
     def shares(self) -> list[float]:
         """Return the share of every layer on each device, by measured speed, if all devices share all layers."""
@@ -231,13 +212,13 @@ class Planner:
         Sums: seconds of a lone token, of a pass, and of a prompt; joules; busy seconds of overloaded hosts. Peaks: busy
             seconds of a microbatch and of a prompt; bytes.
         """
-        hosts = crowded(speed.host for speed in self.speeds) if self._pipeline else []
-        stages = self._pipeline and len(self.speeds) > 1
+        hosts = crowded(speed.host for speed in self.speeds) if self.pipeline else []
+        stages = self.pipeline and len(self.speeds) > 1
         measures = Measures(self.work, tuple(objectives), microbatches, hosts, stages=stages)
         check_watts(objectives, self.speeds)
-        may_be_thin = self._thin and (self._for_prompts or self.work.drafts_thin)
+        may_be_thin = self.thin and (self._for_prompts or self.work.drafts_thin)
         thin = cache(self._owner.thin_costs) if may_be_thin else None
-        groups = [group.costs(measures, LOCAL, thin) for group in self._groups]
+        groups = [group.costs(measures, LOCAL, thin) for group in self.groups]
         n = self.work.limits.sizes.layers
         return Problem(n, len(measures.sums), tuple(groups), lambda a, b: self._hop(measures, a, b), measures)
 
@@ -249,30 +230,30 @@ class Planner:
         """
         peaks = [
             np.stack([group.moved_s(LOCAL, to_owner=self._for_prompts), *map(group.bytes_of, devices)])
-            for group in self._groups
+            for group in self.groups
         ]
         thin_owner = np.array([0.0, *(0.0 if i else self.speeds[0].runtime_bytes for i in devices)])
-        enter = [thin_owner * (0 not in group.members) for group in self._groups]
+        enter = [thin_owner * (0 not in group.members) for group in self.groups]
         return with_peaks(self.problem(objectives, microbatches), peaks, enter)
 
     def bytes_held(self, solution: Solution) -> list[float]:
         """Return the bytes that a solution's placement holds on each device."""
         n_bytes = [0.0] * len(self.speeds)
-        if 0 not in self._groups[solution.groups[0]].members:
+        if 0 not in self.groups[solution.groups[0]].members:
             n_bytes[0] = self.speeds[0].runtime_bytes
         for index, cut in zip(solution.groups, pairwise(solution.cuts), strict=True):
-            for i in self._groups[index].members:
-                n_bytes[i] = float(self._groups[index].bytes_of(i)[cut])
+            for i in self.groups[index].members:
+                n_bytes[i] = float(self.groups[index].bytes_of(i)[cut])
         return n_bytes
 
     def plan(self, solution: Solution) -> Plan:
         """Return the plan of a solution."""
         stages = []
-        if 0 not in self._groups[solution.groups[0]].members:
+        if 0 not in self.groups[solution.groups[0]].members:
             [own] = shards(self.work.limits, (LOCAL,), (1.0,), last=False)
             stages.append(Stage(NOTHING, (replace(own, threads=self.speeds[0].threads),)))
         for group, (start, stop) in zip(solution.groups, pairwise(solution.cuts), strict=True):
-            stages.append(Stage(Range(start, stop), self._groups[group].shards(start, stop)))
+            stages.append(Stage(Range(start, stop), self.groups[group].shards(start, stop)))
         return Plan(self._model, self._digest, self.work.limits.sizes, tuple(stages))
 
     def _search(
@@ -309,7 +290,7 @@ class Planner:
             several = [group for size in range(2, min(n, most) + 1) for group in combinations(range(n), size)]
         else:
             several = self._near(min(_GROUP_OF, most))
-        if not self._pipeline:
+        if not self.pipeline:
             return [group for group in (*singles, *several) if 0 in group]  # a single stage that includes the owner
         return [*singles, *several]
 
@@ -317,29 +298,30 @@ class Planner:
         """Return the groups of devices with the fastest all-reduce, if there are too many groups to try all."""
         candidates: list[tuple[float, tuple[int, ...]]] = []
         grown: list[tuple[int, ...]] = [(i,) for i in range(len(self.speeds))]
+
+        def sum_s(group: tuple[int, ...]) -> float:
+            way = self.links.slowest([self.speeds[i].device for i in group])
+            return self.work.sum_s(1, len(group), way.latency_s, way.bytes_per_s)
+
         for _ in range(most - 1):
             grown = sorted({tuple(sorted((*g, i))) for g in grown for i in range(len(self.speeds)) if i not in g})
-            timed = [(self._sum_s(group), group) for group in grown]
+            timed = [(sum_s(group), group) for group in grown]
             timed.sort()
             grown = [group for _, group in timed[:_MOST_GROUPS]]
             candidates += timed[: _MOST_GROUPS // (most - 1)]
         return [group for _, group in candidates]
 
-    def _sum_s(self, group: tuple[int, ...]) -> float:
-        way = self.links.slowest([self.speeds[i].device for i in group])
-        return self.work.sum_s(1, len(group), way.latency_s, way.bytes_per_s)
-
     def _hop(self, measures: Measures, a: int, b: int) -> Array:
-        key = measures.key, self._groups[a].members, self._groups[b].members
+        key = measures.key, self.groups[a].members, self.groups[b].members
         if key not in self._hops:
             self._hops[key] = self._hop_costs(measures, a, b)
         return self._hops[key]
 
     def _hop_costs(self, measures: Measures, a: int, b: int) -> Array:
         n = self.work.limits.sizes.layers
-        if 0 in self._groups[b].members:  # the owner can only be in the first stage
+        if 0 in self.groups[b].members:  # the owner can only be in the first stage
             return np.full((len(measures.names), n + 1), np.inf)
-        before, after = self._groups[a].devices, self._groups[b].devices
+        before, after = self.groups[a].devices, self.groups[b].devices
 
         def hop(rows: float) -> tuple[float, float]:
             return cost.hop_s(self.work, before, after, self.links, rows)

@@ -6,7 +6,7 @@ bound may change the result. Latency and time to first token are those of the fi
 throughput only.
 
 A sum of throughputs ignores that copies slow each other down on a shared host, the owner's device and its link. The sum
-is therefore an upper bound of the predicted throughput. `Replicas.gap` says how much better an unknown plan may be.
+is therefore an upper bound of the predicted throughput. `Replicas.gap` bounds the resulting error.
 """
 
 from __future__ import annotations
@@ -66,12 +66,13 @@ class Replicas:
         caps: largest allowed costs of objectives.
         others: plans without replicas; without caps, their whole front.
 
-        Afterwards `gap` is the fraction by which the throughput of an unknown plan may be larger. `exact` is False if
-        this is not 0. Plans that are better in memory or energy may be missed.
+        The call sets `gap`: an unknown plan may have this fraction more throughput. It sets `exact` to False if the gap
+        is not 0. The search may miss plans that are better in memory or energy.
         """
         planner, self.exact, self.gap = self._planner, True, 0.0
         names = tuple(dict.fromkeys((*objectives, *caps)))
-        if planner.work.concurrency < 2 or not planner.has_copies or "throughput" not in names:
+        can = planner.pipeline and planner.thin and len(planner.speeds) > 1 and planner.work.draft is None
+        if not can or planner.work.concurrency < 2 or "throughput" not in names:
             return []
         search = _FrontSearch(planner, names, caps, others)
         if len(planner.speeds) > MOST_EXACT:
@@ -211,7 +212,7 @@ class _Copying:
 
 
 class _FrontSearch:
-    """Collects non-dominated plans with replicas, and the upper bounds of those that were not predicted."""
+    """Collects non-dominated plans with replicas, and upper bounds of all searched plans."""
 
     def __init__(
         self, planner: Planner, names: tuple[str, ...], caps: Mapping[str, float], others: Sequence[Placed]

@@ -151,17 +151,6 @@ class StageGroup:
         needs = self._choices[0].bytes_needed(self._weights[0, -1], self._kv[0, -1], True)
         return [float(need) for need in needs]
 
-    def lines_s(self, rows: float) -> tuple[float, float, float]:
-        """Return the seconds of a step, of all layers and of the head for a group of one device that does not page."""
-        group, k = self._choices[0], self._k[0, -1]
-        step_s, layers_s = (float(group.seconds(layers, rows, False)) for layers in (0.0, k))
-        return step_s, layers_s - step_s, float(group.seconds(0.0, rows, True)) - step_s
-
-    def prompt_layers_s(self, rows: int) -> float:
-        """Return the seconds of all layers for the prompt in chunks of `rows` tokens."""
-        group = self._choices[0]
-        return float(group.prompt_s(self._k[0, -1], False, rows) - group.prompt_s(0.0, False, rows))
-
     def whole_s(self, rows: float) -> float:
         """Return the seconds of a decode step of the stage with all layers; inf if it is impossible."""
         group, at = self._choices[self._choice[0, -1]], (0, -1)

@@ -27,23 +27,16 @@ class State:
         self.done = False
 
 
-class RequestSource:
-    """Lets requests arrive, and gives each request a place in flight when one is free."""
+class Dispatcher:
+    """Lets requests arrive, and sends each request to the copy of the model that will finish it soonest."""
 
-    def __init__(self, clock: Clock, servers: Sequence[Server], predicted: Prediction, arrivals: Arrivals) -> None:
-        """servers: stages and links of the plan in order; the last one is the link that returns results."""
+    def __init__(self, clock: Clock, arrivals: Arrivals) -> None:
         self.states = [State(request) for request in arrivals.requests]
-        # Numbers of requests over time.
-        self.waiting, self.in_flight, self.ready = Tally(clock), Tally(clock), Tally(clock)
-        self._clock, self._arrivals, self._first = clock, arrivals, servers[0]
-        self._free = predicted.in_flight
-        self._queue: deque[int] = deque()  # requests that wait for a place in flight
+        self.waiting, self.in_flight = Tally(clock), Tally(clock)  # numbers of requests over time
+        self.copies: list[RequestSource] = []
+        self._clock, self._arrivals = clock, arrivals
         self._next = 0  # index of the next request to arrive
         self.arrived = 0
-        for server, following in pairwise(servers):
-            server.then = following.take
-        servers[-2].then = lambda step: servers[-1].take(step) if step.answers else None
-        servers[-1].then = self._answered
 
     def begin(self) -> None:
         """Schedule the first arrivals."""
@@ -63,15 +56,55 @@ class RequestSource:
         self.states[index].arrived_s = self._clock.now
         if self._arrivals.clients is None:
             self._expect()
-        self._queue.append(index)
         self.waiting.add(1)
+        soonest = min(self.copies, key=lambda copy: copy.finishes_s(index)) if len(self.copies) > 1 else self.copies[0]
+        soonest.accept(index)
+
+    def completed(self) -> None:
+        """Handle a complete request: its client, if there is one, sends the next request."""
+        self.in_flight.add(-1)
+        if self._arrivals.clients is not None:
+            self._expect()
+
+
+class RequestSource:
+    """A copy of the model. It gives each of its requests a place in flight when one is free."""
+
+    def __init__(self, clock: Clock, servers: Sequence[Server], predicted: Prediction, dispatcher: Dispatcher) -> None:
+        """servers: stages and links of the plan in order; the last one is the link that returns results."""
+        self.states, self.ready = dispatcher.states, Tally(clock)
+        self._clock, self._dispatcher, self._first = clock, dispatcher, servers[0]
+        self._predicted, self._free = predicted, predicted.in_flight
+        self._queue: deque[int] = deque()  # requests that wait for a place in flight
+        self._unfinished: set[int] = set()
+        dispatcher.copies.append(self)
+        for server, following in pairwise(servers):
+            server.then = following.take
+        servers[-2].then = lambda step: servers[-1].take(step) if step.answers else None
+        servers[-1].then = self._answered
+
+    def finishes_s(self, index: int) -> float:
+        """Estimate the seconds until this copy completes a request: the tokens of all requests if no place is free, and
+        the tokens of this request while the others are in flight.
+        """
+        predicted, tokens = self._predicted, self.states[index].request.tokens
+        per_s = predicted.throughput_per_s or 1 / predicted.latency_s
+        at_once = min(len(self._unfinished) + 1, predicted.in_flight)
+        own_s = (predicted.ttft_s or 0.0) + tokens * max(predicted.latency_s, at_once / per_s)
+        ahead = sum(self.states[other].request.tokens - self.states[other].tokens for other in self._unfinished)
+        return own_s if self._free else own_s + ahead / per_s
+
+    def accept(self, index: int) -> None:
+        """Take a request."""
+        self._unfinished.add(index)
+        self._queue.append(index)
         self._admit()
 
     def _admit(self) -> None:
         while self._queue and self._free:
             self._free -= 1
-            self.waiting.add(-1)
-            self.in_flight.add(1)
+            self._dispatcher.waiting.add(-1)
+            self._dispatcher.in_flight.add(1)
             self._start(self._queue.popleft())
 
     def _token(self, index: int) -> bool:
@@ -85,9 +118,8 @@ class RequestSource:
             return False
         state.done = True
         self._free += 1
-        self.in_flight.add(-1)
-        if self._arrivals.clients is not None:
-            self._expect()
+        self._unfinished.remove(index)
+        self._dispatcher.completed()
         return True
 
     def _start(self, index: int) -> None:
@@ -129,9 +161,9 @@ class Texts(RequestSource):
     """
 
     def __init__(
-        self, clock: Clock, servers: Sequence[Server], predicted: Prediction, arrivals: Arrivals, seed: int = 0
+        self, clock: Clock, servers: Sequence[Server], predicted: Prediction, dispatcher: Dispatcher, seed: int = 0
     ) -> None:
-        super().__init__(clock, servers, predicted, arrivals)
+        super().__init__(clock, servers, predicted, dispatcher)
         self._draft, self._random = predicted.draft, random.Random(f"guesses {seed}")
         self._stages = predicted.n_stages
         self._groups = predicted.microbatches if self._stages > 1 else 1

@@ -110,7 +110,11 @@ class Simulated:
     @property
     def devices(self) -> dict[str, float]:
         """Fraction of the time in which each device computed. For ranks of one stage, all-reduces are included."""
-        return {device: stage.utilization for stage in self.stages for device in stage.devices}
+        total: dict[str, float] = {}
+        for stage in self.stages:  # a device that serves several copies has a stage in each copy
+            for device in stage.devices:
+                total[device] = min(1.0, total.get(device, 0.0) + stage.utilization)
+        return total
 
     @property
     def saturates(self) -> str | None:

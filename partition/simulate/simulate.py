@@ -16,7 +16,7 @@ from partition.errors import PlanError
 from partition.plan.plan import LOCAL
 from partition.predict.prediction import Prediction
 from partition.simulate.arrivals import Arrivals, poisson
-from partition.simulate.requests import Inputs, State, Texts
+from partition.simulate.requests import Dispatcher, Inputs, State, Texts
 from partition.simulate.result import REQUIRED, Goodput, Simulated, Spread, Targets, Use
 from partition.simulate.servers import Clock, Jitter, Server, Slow, TooManyEvents
 from partition.simulate.times import StageOrLink, capacity_per_s, parts
@@ -57,7 +57,8 @@ def simulate(
 ) -> Simulated:
     """Simulate requests on a plan. The same seed gives the same result.
 
-    When a device leaves, all incomplete requests fail, and later requests fail, too.
+    Each request goes to the copy of the model that will finish it soonest. Copies do not slow each other down. When a
+    device leaves, all incomplete requests fail, and later requests fail, too.
 
     predicted: prediction of the plan.
     owner: name of the device that sends requests and receives results.
@@ -67,30 +68,39 @@ def simulate(
     TooManyEvents after MOST_EVENTS events.
     """
     deviations = conditions or Conditions()
-    deviations.check([device for stage in predicted.stages for device in stage.devices])
+    copies = predicted.copies or (predicted,)
+    deviations.check([device for copy in copies for stage in copy.stages for device in stage.devices])
     clock, jitter = Clock(), Jitter(deviations.jitter, seed)
-    plan_parts = parts(predicted, owner)
-    servers = [
-        Server(clock, jitter, part.seconds, part.latency_s, _slows(part, deviations.slow)) for part in plan_parts
-    ]
-    of_text = predicted.ttft_s is not None
-    source: Texts | Inputs = (
-        Texts(clock, servers, predicted, arrivals, seed) if of_text else Inputs(clock, servers, predicted, arrivals)
-    )
+    source, of_text = Dispatcher(clock, arrivals), predicted.ttft_s is not None
+    used: list[list[tuple[StageOrLink, Server]]] = []  # stages and links of each copy
+    for copy in copies:
+        plan_parts = parts(copy, owner)
+        servers = [
+            Server(clock, jitter, part.seconds, part.latency_s, _slows(part, deviations.slow)) for part in plan_parts
+        ]
+        used.append(list(zip(plan_parts, servers, strict=True)))
+        if of_text:
+            Texts(clock, servers, copy, source, seed)
+        else:
+            Inputs(clock, servers, copy, source)
     source.begin()
     clock.run(deviations.end_s)
     completed = [state for state in source.states if state.done]
     stalled = len(completed) < len(source.states)
     seconds = deviations.end_s if stalled else max(state.last_s for state in completed)
     several = [state for state in completed if state.tokens > 1]
-    uses = [
-        Use(part.devices, part.is_link, server.utilization(seconds), *server.queue.over(seconds))
-        for part, server in zip(plan_parts, servers, strict=True)
-    ]
-    stages = [use for use in uses if not use.is_link]
-    if of_text:  # requests of a language model wait at the scheduler
-        mean, most = source.ready.over(seconds)
-        stages[0] = replace(stages[0], queue_mean=mean, queue_max=most)
+    stages: list[Use] = []
+    links: list[Use] = []
+    for copy_of_model, servers_of_copy in zip(source.copies, used, strict=True):
+        uses = [
+            Use(part.devices, part.is_link, server.utilization(seconds), *server.queue.over(seconds))
+            for part, server in servers_of_copy
+        ]
+        if of_text:  # requests of a language model wait at the scheduler
+            mean, most = copy_of_model.ready.over(seconds)
+            uses[0] = replace(uses[0], queue_mean=mean, queue_max=most)
+        stages += [use for use in uses if not use.is_link]
+        links += [use for use in uses if use.is_link and use.devices[0] != use.devices[1]]
     waiting_mean, waiting_max = source.waiting.over(seconds)
     generated = sum(state.tokens for state in source.states)
     return Simulated(
@@ -109,7 +119,7 @@ def simulate(
         latency_s=Spread.from_values([state.last_s - state.arrived_s for state in completed]),
         throughput_per_s=generated / seconds if seconds else 0.0,
         stages=tuple(stages),
-        links=tuple(use for use in uses if use.is_link and use.devices[0] != use.devices[1]),
+        links=tuple(links),
         waiting_mean=waiting_mean,
         waiting_max=waiting_max,
         in_flight=predicted.in_flight,

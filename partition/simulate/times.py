@@ -84,8 +84,10 @@ def capacity_per_s(predicted: Prediction, prompt: int, tokens: int) -> float:
         1 / max over stages and links of (prefill + (tokens - 1) / b decode steps of b rows - time saved by shared
         steps)
         C / (prefill alone + (tokens - 1) passes of b rows)
-    With drafts and one request in flight, it is 1 / (prefill alone + (tokens - 1) x latency per token).
+    Copies add up. With drafts and one request in flight, it is 1 / (prefill alone + (tokens - 1) x latency per token).
     """
+    if predicted.copies:
+        return sum(capacity_per_s(copy, prompt, tokens) for copy in predicted.copies)
     rows = max(1, -(-predicted.in_flight // predicted.microbatches))
     stages = parts(predicted)
     group = SimulatedStep(tuple(range(rows)), rows)

@@ -248,7 +248,9 @@ def test_the_picture(tmp_path: Path) -> None:
     with Image.open(path) as image:
         colors = {color for _, color in image.convert("RGB").getcolors(1 << 20)}
     assert len(colors) > 200
-    assert {tuple(bytes.fromhex(color[1:])) for color in KIND_COLORS.values()} <= colors
+    kinds = {point["parallel"] for point in TYPES["points"]}
+    assert kinds == KIND_COLORS.keys() - {"replicas"}
+    assert {tuple(bytes.fromhex(KIND_COLORS[kind][1:])) for kind in kinds} <= colors
     assert [file.name for file in tmp_path.iterdir()] == ["front.png"]
     write_picture(ALONE, path)  # replaces it
     with Image.open(path) as image:

@@ -41,7 +41,7 @@ MANY_LINES = 500  # in a file
 ON_ARRAYS = {"quant.gguf.imatrix", "quant.wire", "transport.collective", "partition.state.parts"} | {
     "partition.state.sequence",
     "partition.state.recurrent",
-    *(f"partition.predict.{name}" for name in ("cost", "measures", "onnx_predict", "predict")),
+    *(f"partition.predict.{name}" for name in ("cost", "measures", "onnx_predict", "predict", "replicas")),
 }
 PAGES = [
     *ROOT.glob("*.md"),

@@ -20,8 +20,12 @@ from partition.predict.predict import predict
 from partition.predict.prediction import Prediction
 from partition.predict.replicas import distribute, slowdowns
 from partition.predict.speeds import Curve, DeviceSpeed, Links, LinkSpeed
-from partition.search.replicas import Replicas
-from tests.support.planning import FAST, MS, device, linked, work
+from partition.search.explain import best, kind_of, reason
+from partition.search.planner import Planner
+from partition.search.replicas import Replicas, replicated
+from partition.simulate.arrivals import closed
+from partition.simulate.simulate import simulate
+from tests.support.planning import FAST, MIB, MS, device, linked, work
 from tests.support.random_plans import Case, objectives
 from tests.support.thorough import some
 
@@ -77,9 +81,9 @@ def test_two_equal_copies_have_twice_the_throughput() -> None:
     alone = predicted(copy(LOCAL), speeds, 4)
     assert both.throughput_per_s == pytest.approx(2 * alone.throughput_per_s, rel=1e-4)
     assert (both.latency_s, both.ttft_s, both.stages) == (alone.latency_s, alone.ttft_s, both.copies[0].stages)
-    assert sum(one.in_flight for one in both.copies) == 4
+    assert sum(each.in_flight for each in both.copies) == 4
     assert both.in_flight == 4
-    assert sum(one.throughput_per_s for one in both.copies) == both.throughput_per_s
+    assert sum(each.throughput_per_s for each in both.copies) == both.throughput_per_s
 
 
 def test_a_faster_copy_gets_more_requests_and_energy_counts_by_throughput() -> None:
@@ -108,7 +112,7 @@ def test_owner_computes_less_while_it_serves_thin_copies() -> None:
     """The owner's device has 1 ms of a step of 5 ms for the other copy, and loses a sixth."""
     speeds = [device(step_s=MS, by_row=True), device("b", by_row=True)]
     both = predicted(replace(copy(LOCAL), replicas=(copy("b"),)), speeds, 2)
-    assert [one.throughput_per_s for one in both.copies] == pytest.approx([200 / 1.2, 200 / 1.2], rel=1e-4)
+    assert [each.throughput_per_s for each in both.copies] == pytest.approx([200 / 1.2, 200 / 1.2], rel=1e-4)
 
 
 def test_owner_link_is_shared_by_thin_copies() -> None:
@@ -139,9 +143,9 @@ def test_owner_holds_the_runtime_of_each_thin_copy() -> None:
 
 def test_copies_without_requests_count_nothing() -> None:
     speeds = [device(), device("b", 2 * MS)]
-    one = predicted(replace(copy(LOCAL), replicas=(copy("b"),)), speeds, 1)
-    assert one.throughput_per_s == predicted(copy(LOCAL), speeds, 1).throughput_per_s
-    assert one.copies[1].throughput_per_s == 0
+    lone = predicted(replace(copy(LOCAL), replicas=(copy("b"),)), speeds, 1)
+    assert lone.throughput_per_s == predicted(copy(LOCAL), speeds, 1).throughput_per_s
+    assert lone.copies[1].throughput_per_s == 0
 
 
 def test_prediction_of_copies_in_json_and_back() -> None:
@@ -229,3 +233,59 @@ def test_search_finds_what_enumeration_finds(
         assert search.exact or i % 2 == 0
         n_plans += bool(plans)
     assert n_plans > cases / 5
+
+
+def chosen(speeds: list[DeviceSpeed], concurrency: int, objective: str = "throughput") -> Plan | None:
+    """The plan with replicas that is chosen beside the best plan without."""
+    links = linked([speed.device for speed in speeds], LinkSpeed(2 * MS, 1e10))
+    planner = Planner(work(LAYERS, concurrency=concurrency), speeds, links, "m", "")
+    placed = replicated(planner, best(planner, objective), objective, {})
+    if placed is not None:
+        assert reason(planner, placed, objective).startswith("2 copies on 2 devices: ")
+        assert kind_of(placed.plan) == "replicas"
+    return None if placed is None else placed.plan
+
+
+def test_two_whole_copies_are_chosen_for_throughput_of_several_requests() -> None:
+    speeds = [replace(device(name), layer_s=Curve(((1, MS), (2, 1.1 * MS), (4, 3 * MS)))) for name in (LOCAL, "b")]
+    plan = chosen(speeds, 4)
+    assert plan is not None
+    assert plan.computing_devices == (LOCAL, "b")
+    assert chosen(speeds, 1) is None
+    assert chosen(speeds, 4, "latency") is None
+
+
+def test_model_that_no_device_holds_has_no_replicas() -> None:
+    assert chosen([device(memory_bytes=20 * MIB), device("b", memory_bytes=30 * MIB)], 4) is None
+
+
+def test_many_devices_have_copies_and_a_gap() -> None:
+    names = [LOCAL, *(f"d{i}" for i in range(11))]
+    speeds = [device(name, by_row=True) for name in names]
+    planner = Planner(work(2, concurrency=12), speeds, linked(names), "m", "", tensor=False)
+    search = Replicas(planner)
+    [placed] = search.plans(("throughput",), others=[best(planner, "throughput")])
+    assert len(placed.plan.copies) == 12
+    assert 1 / placed.objectives[0] == pytest.approx(12 * 500, rel=1e-3)
+    assert not search.exact
+    assert 0 < search.gap < 1
+
+
+# ------------------------------------------------------------------------------------------------------- simulation
+
+
+def test_simulated_copies_reach_the_predicted_throughput() -> None:
+    speeds = [device(by_row=True), device("b", 2 * MS, by_row=True)]
+    both = predicted(replace(copy(LOCAL), replicas=(copy("b"),)), speeds, 6)
+    result = simulate(both, closed(6, 600, 1, 50))
+    assert result.throughput_per_s == pytest.approx(both.throughput_per_s, rel=0.05)
+    assert result.completed == 600
+    assert set(result.devices) == {LOCAL, "b"}
+
+
+def test_simulated_request_goes_to_the_copy_that_finishes_it_soonest() -> None:
+    """A lone client always uses the first copy. The other copy of half its speed stays idle."""
+    speeds = [device(), device("b", 2 * MS)]
+    both = predicted(replace(copy(LOCAL), replicas=(copy("b"),)), speeds, 2)
+    assert simulate(both, closed(1, 5, 1, 20)).devices["b"] == 0
+    assert simulate(both, closed(4, 20, 1, 20)).devices["b"] > 0.5

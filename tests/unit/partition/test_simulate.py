@@ -24,7 +24,7 @@ from partition.predict.prediction import NO_LAYERS, Prediction, StagePrediction
 from partition.predict.speeds import Curve, LinkSpeed
 from partition.simulate import servers as simulate_servers
 from partition.simulate.arrivals import Arrivals, Request, TraceError, closed, poisson, trace
-from partition.simulate.requests import Texts
+from partition.simulate.requests import Dispatcher, Texts
 from partition.simulate.result import Spread
 from partition.simulate.servers import Clock, Jitter, Server, SimulatedStep, Slow
 from partition.simulate.simulate import Conditions, simulate
@@ -315,7 +315,8 @@ def test_groups_are_those_of_the_scheduler(stages: int, concurrency: int, monkey
     clock, built = Clock(), parts(plan)
     servers = [Server(clock, Jitter(0, 0), part.seconds, part.latency_s) for part in built]
     arrivals = Arrivals(tuple(Request(0.0, p, n) for p, n in requests), "at once")
-    source, steps = Texts(clock, servers, plan, arrivals), []
+    source, steps = Dispatcher(clock, arrivals), []
+    Texts(clock, servers, plan, source)
     take = servers[0].take
 
     def noted(step: SimulatedStep) -> None:
