@@ -28,7 +28,7 @@ from edge.llm.resolve import context_sizes
 from edge.llm.states import held_bytes
 from edge.quantization import imatrix as calibrate
 from edge.quantization import sensitivity
-from edge.quantization.divergence import Floats
+from edge.quantization.divergence import CHUNK_TOKENS, Floats
 from edge.quantization.evaluate import Quality, evaluate
 from edge.quantization.fit_choices import (
     Condition,
@@ -77,6 +77,7 @@ _WRITTEN_S = 1.0  # types are not left out if the whole file can be written in o
 _BELOW = 1.5
 _SECOND = 3.0  # multiple of the writing time that must be left to write and check another candidate
 _CHECK = 1.0  # multiple of the writing time that must be left to check; the writing of another candidate ends there
+_SHORTER = 4  # ratio of the tokens of a chunk to those of the first chunk of the check
 _KEPT = "sensitivity.json"
 _DOUBT = 2.0  # multiple of the least expected damage; a candidate below it may turn out to be better
 _MORE = 1.5  # a new measurement is worthwhile if it has more than this multiple of the earlier time
@@ -463,19 +464,23 @@ class _Fitting:
         )
 
     def _measured(self, paths: Sequence[Path]) -> list[float]:
-        """Return the mean divergence of each file in nats per token, on one chunk of the text, or on more if time
-        allows."""
+        """Return the mean divergence of each file in nats per token.
+
+        First, a short chunk shows how long a chunk takes. If time allows, the result is that of several whole chunks.
+        """
         began = self.plan.left_s()
-        results = self._check(paths, 1)
-        took_s = began - self.plan.left_s()
+        results = self._check(paths, 1, CHUNK_TOKENS // _SHORTER)
+        chunk_s = _SHORTER * (began - self.plan.left_s())
         most = sensitivity.most_chunks(self.file.shape.n_vocab)
-        if (n := min(most, int(self.plan.left_s() / max(took_s, 1e-9)))) > 1:
+        if n := min(most, int(self.plan.left_s() / max(chunk_s, 1e-9))):
             with suppress(_TimeIsUpError):
-                results = self._check(paths, n, until_s=took_s / (1 + len(paths)))
+                results = self._check(paths, n, until_s=chunk_s / (1 + len(paths)))
         return [result.summary.mean_divergence for result in results[1:]]
 
-    def _check(self, paths: Sequence[Path], chunks: int, until_s: float = 0.0) -> list[Quality]:
-        """Evaluate the model and the files on so many chunks of the text.
+    def _check(
+        self, paths: Sequence[Path], chunks: int, chunk_tokens: int = CHUNK_TOKENS, until_s: float = 0.0
+    ) -> list[Quality]:
+        """Evaluate the model and the files on some chunks of the text.
 
         until_s: expected seconds of a chunk; 0: never stop early
 
@@ -492,4 +497,4 @@ class _Fitting:
             before_s = left_s
 
         options = EngineOptions(threads=self.options.threads)
-        return evaluate(self.file, paths, self.text, options, most=chunks, progress=progress)
+        return evaluate(self.file, paths, self.text, options, chunk_tokens=chunk_tokens, most=chunks, progress=progress)

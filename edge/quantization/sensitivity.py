@@ -218,10 +218,11 @@ class _Probe:
         self._engine, self._text, self._pace, self._clock = engine, text, pace, clock
         self._inputs: list[Tokens] = []
         self._reference: list[Floats] = []
-        self._cut(CHUNK_TOKENS)
+        self._cut(CHUNK_TOKENS)  # raises TextError if the text is too short
+        self._cut(_SIZES[-1])
         began = clock()
         self.use(1)
-        self._token_s = (clock() - began) / CHUNK_TOKENS
+        self._token_s = (clock() - began) / _SIZES[-1]
 
     def _cut(self, size: int) -> None:
         self._chunks = Chunks.cut(self._engine.model, self._text, size, MOST_CHUNKS)

@@ -46,11 +46,17 @@ class Work:
         return out.read_text()
 
     def _evaluate(
-        self, reference: Any, models: Sequence[Path], *args: Any, most: int, progress: Callable[..., None]
+        self,
+        reference: Any,
+        models: Sequence[Path],
+        *args: Any,
+        chunk_tokens: int,
+        most: int,
+        progress: Callable[..., None],
     ) -> list[Any]:
         total = (1 + len(models)) * most
         for i in range(total):
-            self.now_s += CHUNK_S * (self._check if self.chunks >= self._slow_chunk else 1)
+            self.now_s += CHUNK_S * chunk_tokens / 512 * (self._check if self.chunks >= self._slow_chunk else 1)
             self.chunks += 1
             progress(i + 1, total)
         self.evaluated.append((len(models), most))
@@ -103,4 +109,4 @@ def test_one_file_is_written_and_checked_even_without_time(
     work = Work(monkeypatch, [1], 1)
     assert work.fit(tmp_path, within_s)[1] == "file 1"
     assert work.evaluated == [(1, 1)]
-    assert work.now_s == WRITE_S + 2 * CHUNK_S
+    assert work.now_s == WRITE_S + 2 * CHUNK_S / 4
