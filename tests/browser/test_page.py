@@ -277,6 +277,9 @@ def test_interrupted_upload_is_resumed_and_wrong_chunks_are_refused(open_page: O
     stored.write_bytes(data[:5000] + b"!" + data[5001:])
     assert bridge.call("file", **about)[0]["missing"] == [5]
     assert bridge.call("files")[0]["files"][0]["complete"] is False
+    stored.write_bytes(data + b"more")
+    assert bridge.call("file", **about)[0]["missing"] == []
+    assert bridge.call("files")[0]["files"][0]["size"] == len(data)
     bridge.call("drop", name=name)
     assert bridge.call("files")[0]["files"] == []
 
@@ -381,6 +384,28 @@ def test_page_reconnects_after_its_stream_broke_and_answers_what_was_asked(page:
     assert hello["loaded"] == page.file
     assert page.wait(number)[0]["threads"] == 2
     assert page.call("ping")[0].keys() == {"id"}
+
+
+def test_page_answers_again_until_it_is_confirmed_and_forgets_another_bridge(open_page: Open, tmp_path: Path) -> None:
+    bridge = open_page(tmp_path, threads=1)
+    name, _ = bridge.send_file(MODEL_PATH)
+    bridge.send({"op": "stop"})
+    with pytest.raises(PageError, match="stopped"):
+        bridge.call("load", file=name, **SIZES)
+    bridge.send({"op": "resume"})
+    bridge.call("load", file=name, **SIZES)
+    bridge.fails = True
+    number = bridge.start("ping")
+    assert bridge.event("hello")["pending"] == [number]
+    bridge.wait(number)
+
+    numbers = [bridge.start("measure", seconds=3), bridge.start("ping")]
+    bridge.identity = "second"
+    bridge.cut()
+    hello = bridge.event("hello")
+    assert (hello["pending"], hello["loaded"]) == ([], "")
+    assert bridge.call("ping")[0].keys() == {"id"}
+    assert all(bridge.answers[number].empty() for number in numbers)
 
 
 def test_page_is_alive_while_it_computes(page: PageBridge) -> None:

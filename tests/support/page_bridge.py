@@ -51,6 +51,7 @@ class PageBridge:
     def __init__(self, *, isolated: bool = True, identity: str = "first") -> None:
         self.identity, self.isolated = identity, isolated
         self.tokens, self.keys = {"token"}, set[str]()
+        self.fails = False  # True: the next reply gets the status 500
         self.events: queue.Queue[dict[str, Any]] = queue.Queue()
         self.answers: dict[int, queue.Queue[tuple[dict[str, Any], bytes]]] = {}
         self.down: queue.Queue[bytes | None] | None = None
@@ -112,6 +113,10 @@ class PageBridge:
             return
         if not self._authorized(request):
             self._answer(request, 403, b"{}")
+            return
+        if self.fails and any("id" in header for header, _ in frames(body)):
+            self.fails = False
+            self._answer(request, 500, b"{}")
             return
         for header, payload in frames(body):
             if "event" in header:
