@@ -54,7 +54,7 @@ def run(target: dict[str, Any]) -> dict[str, Any]:
         planner = arrange(file, cluster, work).planner
         assert planner is not None
         speeds = {device(speed.device): speed for speed in planner.speeds}
-        alone = planner.like(planner.speeds[:1], planner.links).front(("latency",))[0][0]
+        alone = planner.only_own().front(("latency",))[0][0]
         is_planned = Phases(planner).with_prefill(alone) is not None
         for name, plan in plans(planner, alone.plan, path, target).items():
             with deploy(PlanChoice(path, plan, name), cluster, options) as model:

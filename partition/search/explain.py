@@ -73,7 +73,7 @@ def alone(planner: Planner, objective: str, caps: Mapping[str, float] | None = N
     """Return the plan with the whole model on this device. None if it does not fit, even with paging, or if it
     exceeds caps.
     """
-    return planner.like(planner.speeds[:1], planner.links).best(objective, caps or {})
+    return planner.only_own().best(objective, caps or {})
 
 
 def _out_of_reach(caps: Mapping[str, float], objective: str, nearest: Placed) -> str:

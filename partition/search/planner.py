@@ -7,7 +7,7 @@ the first stage, or forms a stage without layers before it (a thin owner).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cache
@@ -176,16 +176,6 @@ class Planner:
         other._owner = other.groups[0]
         return other
 
-    def copies_on(self, devices: Collection[int], requests: int) -> Planner:
-        """Return a planner for a copy of the model that computes on some of these devices, for this many requests.
-
-        devices: indices of devices. If 0 is missing, this device is a thin owner.
-        """
-        other = copy(self)
-        other.work = replace(self.work, concurrency=requests)
-        other.groups = [group for group in self.groups if set(group.members) <= set(devices)]
-        return other
-
     def whole_bytes(self) -> list[int]:
         """Return the largest bytes that any plan needs on each device if no memory is short."""
         most = [0] * len(self.speeds)
@@ -193,6 +183,10 @@ class Planner:
             for i, need in zip(group.members, group.whole_bytes(), strict=True):
                 most[i] = max(most[i], ceil(need))
         return most
+
+    def only_own(self) -> Planner:
+        """Return the planner for the owner's device alone."""
+        return self.like(self.speeds[:1], self.links)
 
     def shares(self) -> list[float]:
         """Return the share of every layer on each device, by measured speed, if all devices share all layers."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -158,7 +159,7 @@ class _Copying:
     ) -> list[Placed]:
         """Return the non-dominated copies on some of these devices, with their microbatches in their plans."""
         self.searches += 1
-        planner = self.planner.copies_on(_members(mask), requests)
+        planner = _restricted(self.planner, mask, requests)
         return [
             replace(placed, plan=with_microbatches(placed.plan, placed.microbatches, requests))
             for placed in planner.front(names, microbatches, caps)[0]
@@ -372,5 +373,11 @@ class _FrontSearch:
         return any(all(a <= b * _EQUAL for a, b in zip(known, costs, strict=True)) for known in self._known)
 
 
-def _members(mask: int) -> list[int]:
-    return [i for i in range(mask.bit_length()) if mask >> i & 1]
+def _restricted(planner: Planner, mask: int, requests: int) -> Planner:
+    """Return a planner for a copy of the model that computes on some of these devices, for this many requests. If
+    device 0 is missing, the owner is thin. Costs of groups are shared with the given planner.
+    """
+    other = copy(planner)
+    other.work = replace(planner.work, concurrency=requests)
+    other.groups = [group for group in planner.groups if all(mask >> i & 1 for i in group.members)]
+    return other
