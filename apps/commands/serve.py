@@ -43,6 +43,7 @@ PORT, REQUESTS, QUEUE = 8080, 8, 256
 MAX_REQUESTS, MAX_QUEUE = 255, 1 << 16
 MOST_TARGET_MS = 600_000
 MOST_IDLE_MINUTES = 525_600
+DRAIN_S, MOST_DRAIN_S = 30, 86_400  # the default equals that of edge.serve.options
 WARMING_S = 360.0  # seconds of each hour
 TARGETS = ("target_itl", "target_ttft")
 KEY_VARIABLE, ADMIN_VARIABLE = "EDGE_API_KEY", "EDGE_ADMIN_KEY"
@@ -61,6 +62,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(group, "--config FILE", words, Path)
     words = "unload a model after this time without requests (default: only when another model needs its memory)"
     option(group, "--idle-unload MINUTES", words, units.between(0, MOST_IDLE_MINUTES))
+    words = f"seconds for running answers to end after SIGTERM (default: {DRAIN_S})"
+    option(group, "--drain SECONDS", words, units.between(0, MOST_DRAIN_S), default=DRAIN_S)
     option(group, "--allow-pull", "let requests download models, through Ollama's API")
     option(group, "--host ADDRESS", "address to listen on (default: this device only)", default="127.0.0.1")
     words = f"port to listen on; 0: any free port (default: {PORT})"
@@ -208,6 +211,7 @@ def run(args: argparse.Namespace) -> int:
         shared_prefixes=args.shared_prefixes,
         front=args.front,
         memory=args.memory if devices is None else None,
+        drain_s=args.drain,
         idle_unload_s=math.inf if args.idle_unload is None else args.idle_unload * 60,
         pinned=tuple(name for name, preset in presets.items() if preset.pinned),
     )

@@ -15,6 +15,9 @@ MAX_BODIES_BYTES = 64 << 20  # total of all requests; parsing a request takes se
 PING_S = 10.0  # proxies close connections that are silent for half a minute
 
 
+DRAIN_S = 30.0  # what Kubernetes waits by default
+
+
 @dataclass(frozen=True)
 class ServeOptions:
     """Options of a server: its address, its keys, and its models' lifetimes."""
@@ -33,6 +36,7 @@ class ServeOptions:
     tls_cert: Path | None = None  # PEM file of the certificate chain
     tls_key: Path | None = None  # PEM file of its unencrypted key; set both or none
     front: Path | None = None  # JSON file of `edge pareto --json`
+    drain_s: float = DRAIN_S  # time for running answers to end after SIGTERM
     idle_unload_s: float = math.inf  # idle seconds after which a model is unloaded
     pinned: tuple[str, ...] = ()  # models that are loaded at the start and never unloaded
     memory: int | None = None  # memory budget of all models in bytes; None: each as configured

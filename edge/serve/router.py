@@ -18,6 +18,7 @@ from edge.models.wheels import Progress
 from edge.serve.adapters import ServedAdapters
 from edge.serve.caller import CALLER, check_administrator
 from edge.serve.client import EngineClient
+from edge.serve.drain import Drain
 from edge.serve.fetches import Fetches
 from edge.serve.lifetimes import LEAST_S, Lifetimes
 from edge.serve.memory import ModelMemory
@@ -72,6 +73,10 @@ class Router:
         # Switches to other plans; references that protect the tasks from garbage collection.
         self._moves: set[asyncio.Task[None]] = set()
         self._fetches = Fetches(fetch)
+        models, lifetimes = self._models, self._lifetimes
+        self.drain = Drain(
+            lambda: self._awaited.total() > 0 or any(_is_used(model, lifetimes) for model in models.values())
+        )
 
     @property
     def names(self) -> Sequence[str]:
@@ -96,6 +101,7 @@ class Router:
         return self._adapters[self._known(name)]
 
     async def model(self, name: str | None) -> EngineClient:
+        self.drain.check_open()
         name = self._known(name)
         caller = CALLER.get()
         caller.hold(self._lifetimes.holders, name)

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from edge.models.wheels import Progress
 from edge.serve.adapters import ServedAdapters
+from edge.serve.drain import Drain
 from edge.serve.model_files import ModelFacts
 from edge.weights.elastic.shares import Share
 
@@ -196,6 +197,8 @@ class ServedMemory(Protocol):
 
 class ServedModels(Protocol):
     """All models of the server."""
+
+    drain: Drain  # whether the server ends when its answers have ended
 
     @property
     def memory(self) -> ServedMemory:

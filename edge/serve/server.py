@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from types import FrameType
 
 import uvicorn
 from starlette.applications import Starlette
@@ -38,7 +40,7 @@ def serve(
     listening: Callable[[str], None],
     fetch: Callable[[str, Progress], EngineConfig] | None = None,
 ) -> None:
-    """Serve models until SIGINT or SIGTERM.
+    """Serve models until SIGINT or SIGTERM. After SIGTERM, running answers have `options.drain_s` seconds to end.
 
     SIGUSR1 reduces the models' memory to the minimum, SIGUSR2 restores it.
 
@@ -87,7 +89,7 @@ async def _serve(
     if threading.current_thread() is threading.main_thread():
         follow_memory_signals(lambda n_bytes: asyncio.run_coroutine_threadsafe(give_back(n_bytes), loop))
     app = create_app(router, options)
-    server = _Server(uvicorn_config(app, options), router)
+    server = _Server(uvicorn_config(app, options), router, options.drain_s)
     tasks: list[asyncio.Task[None]] = []
     try:
         try:
@@ -154,11 +156,27 @@ def uvicorn_config(app: Starlette, options: ServeOptions) -> uvicorn.Config:
 
 
 class _Server(uvicorn.Server):
-    """Server that closes the engines first, which ends the streams that the shutdown waits for."""
+    """Server that lets running answers end after SIGTERM.
 
-    def __init__(self, config: uvicorn.Config, router: Router) -> None:
+    It closes the engines before it shuts down, which ends the streams that the shutdown waits for.
+    """
+
+    def __init__(self, config: uvicorn.Config, router: Router, drain_s: float) -> None:
         super().__init__(config)
-        self._router = router
+        self._router, self._drain_s = router, drain_s
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Drain at the first SIGTERM. End at any other signal."""
+        if sig != signal.SIGTERM or self._router.drain.begun:
+            super().handle_exit(sig, frame)
+            return
+        self._captured_signals.append(sig)  # decides the exit code
+        self._router.drain.begin()
+
+    async def on_tick(self, counter: int) -> bool:
+        """Return True if the server should end. Called every 0.1 s."""
+        self.should_exit |= self._router.drain.is_over(self._drain_s)
+        return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Close the engines, then shut down."""

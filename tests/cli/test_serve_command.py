@@ -134,6 +134,61 @@ def test_the_bundled_model_is_served_and_ctrl_c_ends_all_processes() -> None:
         assert "Traceback" not in server.errors.read()
 
 
+def begin_stream(server: Served, n_tokens: int) -> Iterator[str]:
+    """Begin an answer, and return an iterator over its lines. Its first line has come."""
+    body = {"prompt": "Tell me", "max_tokens": n_tokens, "stream": True, "ignore_eos": True, "temperature": 0}
+    request = urllib.request.Request(
+        server.url + "/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    response = urllib.request.urlopen(request, timeout=WAIT_S)
+    first = next(line for line in response if line.strip()).decode()
+
+    def lines() -> Iterator[str]:
+        with response:
+            yield first
+            yield from (line.decode() for line in response)
+
+    return lines()
+
+
+def test_running_answers_end_after_sigterm_and_new_requests_are_refused() -> None:
+    with served("--requests", "2", "--prefix-cache", "0") as server:
+        running = begin_stream(server, 700)
+        server.process.send_signal(signal.SIGTERM)
+        codes = [200]
+        while codes[-1] == 200:  # until the signal has arrived
+            try:
+                server.get("/health")
+            except urllib.error.HTTPError as error:
+                codes.append(error.code)
+        assert codes[-1] == 503
+        answers = iter(server.answer, "")  # a proxy may not have noticed yet
+        with pytest.raises(urllib.error.HTTPError, match="503"):
+            assert set(answers) == {"3 plus 4 is 7."}
+        lines = [line for line in running if line.strip()]
+        assert lines[-1].strip() == "data: [DONE]"
+        assert len(lines) >= 700 * 0.9  # characters may need several tokens
+        assert server.process.wait(WAIT_S) == 143
+        server.errors.seek(0)
+        assert "Traceback" not in server.errors.read()
+
+
+@pytest.mark.parametrize(("options", "number", "again", "code"), [
+    (("--drain", "0"), signal.SIGTERM, (), 143),
+    ((), signal.SIGTERM, (signal.SIGTERM,), 143),
+    ((), signal.SIGINT, (), 130),
+])  # fmt: skip
+def test_an_endless_answer_does_not_keep_the_server(
+    options: tuple[str, ...], number: int, again: tuple[int, ...], code: int
+) -> None:
+    with served("--prefix-cache", "0", *options) as server:
+        running = begin_stream(server, 4000)
+        for each in (number, *again):
+            server.process.send_signal(each)
+        assert "data: [DONE]" not in list(running)[-1]
+        assert server.process.wait(WAIT_S) == code
+
+
 def test_every_engine_option_reaches_the_engine_process() -> None:
     parser = argparse.ArgumentParser()
     add_engine_arguments(parser)

@@ -8,6 +8,7 @@ from typing import Any
 
 from edge.errors import EdgeError, NotAllowed, SamplingError, UnknownModel
 from edge.serve.adapters import ServedAdapters
+from edge.serve.drain import Drain
 from edge.serve.model_files import ModelFacts
 from edge.serve.served import Answer, Generation, Piece, ServedModel, TokenLogprob
 from edge.weights.elastic.shares import Share
@@ -142,6 +143,7 @@ class ScriptedModels:
 
     def __init__(self) -> None:
         self.scripted = Scripted()
+        self.drain = Drain(lambda: False)
         self.plans: list[Mapping[str, Any]] = []
         self.kept_s: float | None = None
         self.memory = ScriptedMemory(self.scripted.name)

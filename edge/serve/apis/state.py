@@ -39,6 +39,8 @@ def health(models: ServedModels) -> dict[str, Any]:
     Model names are left out, because this endpoint needs no key.
     """
     states = models.health()
+    if models.drain.begun:  # proxies send requests elsewhere, and running answers end
+        return {"status": "draining", "reason": "the server is ending", "models": states}
     reasons = [state["reason"] for state in states if "reason" in state]
     return (
         {"status": "error", "reason": reasons[0], "models": states} if reasons else {"status": "ok", "models": states}
