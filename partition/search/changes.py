@@ -9,6 +9,7 @@ from typing import Any
 from partition.plan.plan import LOCAL, MAX_WORLD_SIZE
 from partition.predict.speeds import FASTEST_LINK_BYTES_PER_S, DeviceSpeed, Links, LinkSpeed
 from partition.search.planner import Planner
+from partition.search.replicas import Replicas
 
 FASTER = 10.0  # factor for latency and bandwidth of links
 SMALLER = 0.5  # factor for the bytes of weights, and for decode times, which memory bandwidth limits
@@ -40,8 +41,15 @@ def changes(planner: Planner, objective: str, caps: Mapping[str, float]) -> list
     variants.append(
         (f"weights of {SMALLER:g} times the size", planner.like([_smaller(device) for device in speeds], links))
     )
-    best = [(what, other.best(objective, caps)) for what, other in variants]
-    return [Change(what, placed.objectives[0] if placed else None) for what, placed in best]
+    return [Change(what, _least(other, objective, caps)) for what, other in variants]
+
+
+def _least(planner: Planner, objective: str, caps: Mapping[str, float]) -> float | None:
+    """Return the objective of the best plan, or None if no plan fits. Replicas have one stage each, for speed."""
+    placed = planner.best(objective, caps)
+    plain = [] if placed is None else [placed]
+    copies = Replicas(planner, searches=0).plans((objective,), caps, plain)
+    return min((placed.objectives[0] for placed in (*plain, *copies)), default=None)
 
 
 def faster_links(links: Links) -> Links:

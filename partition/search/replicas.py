@@ -50,9 +50,11 @@ _NONE = Copies((), 0.0)
 class Replicas:
     """Search for plans with replicas."""
 
-    def __init__(self, planner: Planner) -> None:
-        """planner: planner without drafts."""
-        self._planner = planner
+    def __init__(self, planner: Planner, searches: int = MOST_SEARCHES) -> None:
+        """planner: planner without drafts.
+        searches: number of searches for copies with several stages.
+        """
+        self._planner, self._searches = planner, searches
         self.exact, self.gap = True, 0.0
 
     def plans(
@@ -82,7 +84,7 @@ class Replicas:
             for most, variant in _by_copies(planner):
                 rates = CopyRates(variant)
                 search.groups(_Copying(variant, rates.of_groups()), most)
-                search.exactly(_Copying(variant, rates), most)
+                search.exactly(_Copying(variant, rates), most, self._searches)
         self.gap = search.gap()
         if {"memory", "energy"} & set(names):
             self.gap = math.inf
@@ -237,9 +239,10 @@ class _FrontSearch:
         """Add the best copies on single groups. They are found fast, and spare later searches."""
         requests = self._planner.work.concurrency
         if self._names == ("throughput",):
-            total = copying.copies(copying.rates.whole, requests, most, 0.0)
-            if total is not None and len(total.plans) > 1:
-                self._add(total, None)
+            for fewer in range(2, most + 1):  # fewer copies may slow each other down less
+                total = copying.copies(copying.rates.whole, requests, fewer, 0.0)
+                if total is not None and len(total.plans) > 1:
+                    self._add(total, None)
             return
         for mask in {sum(1 << i for i in group.members) for group in copying.planner.groups}:
             for n in range(1, requests):
@@ -253,8 +256,8 @@ class _FrontSearch:
                     if not self._is_beaten(self._vector(costs, total.per_s)):
                         self._add(total, None)
 
-    def exactly(self, copying: _Copying, most: int) -> None:
-        """Search the copies of up to MOST_EXACT devices."""
+    def exactly(self, copying: _Copying, most: int, searches: int) -> None:
+        """Search the copies of up to MOST_EXACT devices, until this number of searches is reached."""
         rates, requests = copying.rates, self._planner.work.concurrency
         bounds = {"latency": rates.latency_s, "ttft": rates.ttft_s}
         least = {name: np.maximum(bounds[name](), self._least.get(name, 0.0)) for name in bounds if name in self._names}
@@ -269,7 +272,7 @@ class _FrontSearch:
         for hope, mask, n in candidates:
             if self._is_beaten(hope):
                 continue
-            if copying.searches >= MOST_SEARCHES:
+            if copying.searches >= searches:
                 self._bounds.append(hope)
                 continue
             floor = self._floor(hope)
