@@ -64,6 +64,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(group, "--idle-unload MINUTES", words, units.between(0, MOST_IDLE_MINUTES))
     words = f"seconds for running answers to end after SIGTERM (default: {DRAIN_S})"
     option(group, "--drain SECONDS", words, units.between(0, MOST_DRAIN_S), default=DRAIN_S)
+    words = "what the plan for --workers is best in: throughput, with a latency at most 1.1 times the best, or latency"
+    option(
+        group, "--objective", f"{words} (default: throughput)", choices=("throughput", "latency"), default="throughput"
+    )
     option(group, "--allow-pull", "let requests download models, through Ollama's API")
     option(group, "--host ADDRESS", "address to listen on (default: this device only)", default="127.0.0.1")
     words = f"port to listen on; 0: any free port (default: {PORT})"
@@ -153,6 +157,7 @@ def run(args: argparse.Namespace) -> int:
             config,
             spm_infill=args.spm_infill,
             media_urls=args.media_urls or "",
+            objective=args.objective,
             system=system,
             prefix_warming=args.prefix_warming or 0.0,
             **targets,

@@ -57,6 +57,7 @@ class EngineConfig:
     is_replica: bool = False  # whether other processes run further copies of the model, on other devices
     parallel: Parallel = "auto"
     shares: tuple[float, ...] | None = None
+    objective: str = "latency"  # of the plan for `workers`, see `edge.planning.choose.arrange`
     affinity: tuple[int, ...] = ()  # cores that this process is pinned to, for a saved plan
     transport: str = "auto"
     allreduce: str = "auto"
@@ -92,18 +93,6 @@ class EngineConfig:
 
         return ModelFile.open(self.path)
 
-    def drafts(self, steps: Steps) -> Draft:
-        """Return the source of drafts. A missing draft model is fetched or made. Raises the errors of `drafts`."""
-        from edge.errors import EngineError
-        from edge.speculate.factory import MtpDraft, drafts
-
-        draft = drafts(self.draft, self.file, steps, worker=self.draft_worker, insecure=self.insecure)
-        if self.mmproj is None or not isinstance(draft, MtpDraft):
-            return draft
-        if not draft.is_auto:
-            raise EngineError("MTP layers see no pictures: choose other drafts, or leave out the projector")
-        return "auto"
-
     def engine_options(self, draft: Draft = "off") -> EngineOptions:
         """Return the options of the engine. Raises EngineError if a value is out of its range."""
         from edge.llm.resolve import resolve
@@ -137,7 +126,7 @@ class EngineConfig:
         """
         from edge.llm.engine import load
 
-        draft = self.drafts(steps)
+        draft = _drafts(self, steps)
         options = self.engine_options(draft)
         if self.workers or self.plan is not None:
             with self.deployed(options, steps, resumes=resumes, survey_seconds=survey_seconds) as model:
@@ -186,7 +175,7 @@ class EngineConfig:
                     encoder_timed=False,  # this device may have no room to time an encoder
                     survey_seconds=survey_seconds,
                 )
-                choice = arrange(self.file, cluster, work, self.parallel, self.shares, steps)
+                choice = arrange(self.file, cluster, work, self.parallel, self.shares, steps, self.objective)
             own = self.options
             choice = choice.with_own(
                 threads=own.threads, gpu_layers=own.gpu_layers, memory=own.memory, affinity=self.affinity or None
@@ -204,6 +193,19 @@ class EngineConfig:
             )
             with deploy(choice, cluster, options, exchange, resilience, steps=steps) as model:
                 yield model
+
+
+def _drafts(config: EngineConfig, steps: Steps) -> Draft:
+    """Return the source of drafts. A missing draft model is fetched or made. Raises the errors of `drafts`."""
+    from edge.errors import EngineError
+    from edge.speculate.factory import MtpDraft, drafts
+
+    draft = drafts(config.draft, config.file, steps, worker=config.draft_worker, insecure=config.insecure)
+    if config.mmproj is None or not isinstance(draft, MtpDraft):
+        return draft
+    if not draft.is_auto:
+        raise EngineError("MTP layers see no pictures: choose other drafts, or leave out the projector")
+    return "auto"
 
 
 @contextmanager

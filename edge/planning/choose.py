@@ -27,6 +27,7 @@ from partition.search.explain import busy_words
 from partition.slices.gguf_slice import check_tensor, limits
 from quant.text import number_text
 
+SLOWER = 1.1  # latency of a plan with the most throughput, relative to the plan with the best latency
 PARALLEL = ("auto", "tensor", "pipeline")
 
 
@@ -100,12 +101,14 @@ def arrange(
     parallel: str = "auto",
     shares: Sequence[float] | None = None,
     steps: Steps = SILENT,
+    objective: str = "latency",
 ) -> PlanChoice:
     """Choose a plan for a language model on the devices of an open cluster.
 
     parallel: "tensor" and "pipeline" use all devices in their order. "auto" uses the devices that
         decode fastest, which may be this device alone.
     shares: relative work of each device, this device first; None: from measurements.
+    objective: "latency", or "throughput" of all requests with a latency at most SLOWER times the best; for "auto".
 
     Raises PlanError for invalid shares or ranks, CannotSlice if the model cannot be cut this way, and the errors of
     `llm_space`.
@@ -125,7 +128,11 @@ def arrange(
         return PlanChoice(path, plan, f"{parallel}, with shares as given", options=options, file=file)
     space = llm_space(file, cluster, options, steps, phases=False)
     if parallel == "auto" and shares is None:
-        return best_choice([space], options, "latency", {})
+        fastest = best_choice([space], options, "latency", {})
+        if objective == "latency" or (options.concurrency or 1) < 2 or fastest.predicted is None:
+            return fastest
+        most_s = OBJECTIVES["latency"].cost_of(fastest.predicted) * SLOWER
+        return best_choice([space], options, objective, {"latency": most_s})
     planner, plans, costs_s, refused = space.planner(), {}, {}, {}
     for kind in ("tensor", "pipeline") if parallel == "auto" else (parallel,):
         try:
