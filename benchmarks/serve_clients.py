@@ -66,16 +66,17 @@ async def ask(
     limit_s: float = LIMIT_S,
     pieces: int | None = None,
     heard: Heard | None = None,
+    key: str = "",
 ) -> Heard:
     """POST, and what came until the end. Nothing is raised for what the server or the connection does.
 
-    pieces: break the connection after so many events. heard: is filled as the answer comes.
+    pieces: break the connection after so many events. heard: is filled as the answer comes. key: API key.
     """
     heard = heard or Heard(time.perf_counter())
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     events: list[tuple[float, bytes]] = []
     try:
-        await asyncio.wait_for(_exchange(address, path, data, heard, events, pieces), limit_s)
+        await asyncio.wait_for(_exchange(address, path, data, heard, events, pieces, key), limit_s)
     except (OSError, EOFError, ValueError, asyncio.TimeoutError) as error:
         heard.error = heard.error or f"{type(error).__name__}: {error}"
     heard.ended = time.perf_counter()
@@ -105,10 +106,11 @@ async def _exchange(
     heard: Heard,
     events: list[tuple[float, bytes]],
     pieces: int | None,
+    key: str,
 ) -> None:
     reader, writer = await asyncio.open_connection(*address, limit=_READ_BYTES)
     try:
-        writer.write(_head("POST", path, address, len(data)) + data)
+        writer.write(_head("POST", path, address, len(data), key) + data)
         await writer.drain()
         heard.status, headers = await _status(reader)
         rest = b""
@@ -153,10 +155,11 @@ def _read(events: list[tuple[float, bytes]], heard: Heard) -> None:
         heard.error = f"HTTP {heard.status}"
 
 
-def _head(method: str, path: str, address: tuple[str, int], length: int = 0) -> bytes:
+def _head(method: str, path: str, address: tuple[str, int], length: int = 0, key: str = "") -> bytes:
     host = f"{address[0]}:{address[1]}"
     lines = (f"{method} {path} HTTP/1.1", f"Host: {host}", "Content-Type: application/json", "Connection: close")
-    return "\r\n".join([*lines, f"Content-Length: {length}", "", ""]).encode()
+    own = [f"Authorization: Bearer {key}"] if key else []
+    return "\r\n".join([*lines, *own, f"Content-Length: {length}", "", ""]).encode()
 
 
 async def _status(reader: asyncio.StreamReader) -> tuple[int, dict[bytes, bytes]]:

@@ -38,6 +38,7 @@ SECTIONS = {
     "bench_plans": (),
     "bench_prefixes": ("reading", "restart", "hybrid"),
     "bench_quantize": ("fit", "memory"),
+    "bench_replicas": ("throughput", "kills", "fair"),
     "bench_sameness": (),
     "bench_serve": ("throughput", "stall", "targets", "prefix", "survive", "soak"),
     "bench_slices": (),
@@ -259,6 +260,14 @@ def test_sameness() -> None:
     assert routes["3 stages"] == 0  # the same bits
     assert 0 <= routes["2 ranks"] < 0.01  # sums of two equal halves often have the same bits
     assert 0 < routes["2 ranks, 3 to 1"] < 0.01
+
+
+def test_replicas() -> None:
+    result = run("bench_replicas")
+    assert set(result["throughput"]["median"]) == {"one device", "stages", "replicas"}
+    if THOROUGH:
+        assert (result["kills"]["kills"], result["kills"]["lost"]) == (2, 0)
+        assert result["fair"]["alone"]["p50_s"] > 0
 
 
 def test_serve() -> None:
