@@ -176,13 +176,20 @@ class MemoryShares:
             self._divide()
 
     def figures(self) -> dict[str, Share]:
-        """Return the share of each process that needs memory, by name."""
+        """Return the shares of the processes that need memory, by name. Processes with the same name count together."""
+        shares = dict[str, Share]()
         with self._lock:
-            return {
-                m.name: Share(m.limit, m.resident, m.least, m.most, 0.0 if m.computed is None else round(m.busy, 3))
-                for m in self._members
-                if m.most > 0
-            }
+            for m in (member for member in self._members if member.most > 0):
+                use = 0.0 if m.computed is None else round(m.busy, 3)
+                other = shares.get(m.name, Share())
+                shares[m.name] = Share(
+                    other.limit + m.limit,
+                    other.resident + m.resident,
+                    other.least + m.least,
+                    other.most + m.most,
+                    max(other.use, use),
+                )
+        return shares
 
     def _claimed(self, member: Member, least: int, most: int) -> None:
         member.left = min(member.reserved, most)

@@ -377,3 +377,17 @@ class AnyOrder(RuleBasedStateMachine):
 def test_in_any_order_nothing_is_promised_twice_and_nobody_waits_for_ever() -> None:
     bounds = settings(max_examples=some(200, 3000), stateful_step_count=30, deadline=None)
     run_state_machine_as_test(AnyOrder, settings=bounds)
+
+
+def test_processes_with_one_name_count_together() -> None:
+    """Replicas of a model have its name."""
+    shares = MemoryShares(lambda: 1000, lambda: 0.0)
+    members = [shares.join(name, lambda *_: None) for name in ("a", "a", "b")]
+    for member, n_bytes in zip(members, (100, 200, 50), strict=True):
+        shares.claim(member, n_bytes, n_bytes, member.name)
+    assert {name: (own.least, own.resident) for name, own in shares.figures().items()} == {
+        "a": (300, 300),
+        "b": (50, 50),
+    }
+    shares.leave(members[0])
+    assert shares.figures()["a"].least == 200
