@@ -126,7 +126,7 @@ class EngineConfig:
         """
         from edge.llm.engine import load
 
-        draft = _drafts(self, steps)
+        draft = draft_of(self, steps)
         options = self.engine_options(draft)
         if self.workers or self.plan is not None:
             with self.deployed(options, steps, resumes=resumes, survey_seconds=survey_seconds) as model:
@@ -195,7 +195,7 @@ class EngineConfig:
                 yield model
 
 
-def _drafts(config: EngineConfig, steps: Steps) -> Draft:
+def draft_of(config: EngineConfig, steps: Steps) -> Draft:
     """Return the source of drafts. A missing draft model is fetched or made. Raises the errors of `drafts`."""
     from edge.errors import EngineError
     from edge.speculate.factory import MtpDraft, drafts

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import edge
-from edge.api.config import EngineConfig
+from edge.api.config import EngineConfig, draft_of
 from edge.cluster import helper_worker as helper
 from edge.cluster.draft_worker import DraftDevice
 from edge.errors import EngineError
@@ -180,7 +180,7 @@ def test_what_a_person_asks_for_is_done(one_worker: Worker, engine: Engine, tmp_
     assert isinstance(request, WorkerDraft)
     assert (request.file.path, request.worker, request.insecure) == (MODEL_PATH, one_worker.address, False)
     config = EngineConfig(str(MODEL_PATH), draft=str(MODEL_PATH), draft_worker=one_worker.address)
-    of_config = EngineConfig.from_json(config.to_json()).drafts(SILENT)
+    of_config = draft_of(EngineConfig.from_json(config.to_json()), SILENT)
     assert isinstance(of_config, WorkerDraft)
     assert (of_config.file.path, of_config.worker, of_config.insecure) == (MODEL_PATH, one_worker.address, False)
     with pytest.raises(ValueError, match="a worker drafts by a model, not by ngram"):
