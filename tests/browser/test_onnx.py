@@ -84,14 +84,10 @@ def test_command_over_the_worker_of_a_page(bridge: Bridge, tmp_path: Path, capsy
         assert_close({name: current[name] for name in current.files}, whole(model, feeds))
 
 
-def test_page_computes_for_longer_than_its_silence_may_last(
-    node: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A run that never ends is an error after its own limit, and one that nobody waits for is ended at once."""
-    lost_s = 2.0
+def test_page_computes_for_longer_than_its_silence_may_last(node: str, tmp_path: Path) -> None:
+    lost_s = 4.0
     path = tmp_path / "counting.onnx"
     path.write_bytes(counting())
-    end = {"n": np.array(2**60)}
     with bridged_page(node, tmp_path / "page", lost_s=lost_s) as bridge:
         engine = at_page(bridge, path)
         took_s, n = 0.0, 50_000
@@ -99,21 +95,32 @@ def test_page_computes_for_longer_than_its_silence_may_last(
             begin, n = time.monotonic(), 2 * n
             assert engine.run({"n": np.array(n)})["y"] == n
             took_s = time.monotonic() - begin
-        monkeypatch.setattr(onnx_engine, "_SILENT_S", 3 * lost_s)
-        with pytest.raises(EngineError, match=r"worker was restarted: it gave no sign for 6 s"):
-            engine.run(end)
         engine.close()
-        monkeypatch.setattr(onnx_engine, "_SILENT_S", 1e6)
-        engine = at_page(bridge, path)
-        with ThreadPoolExecutor() as pool:
-            running = pool.submit(engine.run, end)
-            time.sleep(lost_s)
-            engine.stop()
-            with pytest.raises(EngineError, match=r"page was (lost|closed)"):
-                running.result()
-        engine = at_page(bridge, path)
-        assert engine.run({"n": np.array(3)})["y"] == 3
-        engine.close()
+
+
+def test_a_run_that_never_ends_is_an_error_and_one_that_nobody_waits_for_is_ended(
+    bridge: Bridge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The page has its usual time to answer, because a busy machine may delay it."""
+    path = tmp_path / "counting.onnx"
+    path.write_bytes(counting())
+    end = {"n": np.array(2**60)}
+    engine = at_page(bridge, path)
+    monkeypatch.setattr(onnx_engine, "_SILENT_S", 3.0)
+    with pytest.raises(EngineError, match=r"worker was restarted: it gave no sign for 3 s"):
+        engine.run(end)
+    engine.close()
+    monkeypatch.setattr(onnx_engine, "_SILENT_S", 1e6)
+    engine = at_page(bridge, path)
+    with ThreadPoolExecutor() as pool:
+        running = pool.submit(engine.run, end)
+        until(running.running, "the run to begin")
+        engine.stop()
+        with pytest.raises(EngineError, match=r"page was (lost|closed)"):
+            running.result()
+    engine = at_page(bridge, path)
+    assert engine.run({"n": np.array(3)})["y"] == 3
+    engine.close()
 
 
 def test_refusals_are_one_line(bridge: Bridge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
