@@ -40,7 +40,7 @@ class Replica:
         return int(self.process.about.get("sequences", 1))
 
     @property
-    def answers(self) -> bool:
+    def is_loaded(self) -> bool:
         """True if the process has loaded the model, and has not failed."""
         return self.process.is_ready and self.process.failed is None
 
@@ -82,7 +82,8 @@ class Dispatcher(AnswersOwner):
         limit = generation.max_tokens
         tag = self._order.tag(client, self._lengths.prompt_tokens(len(text)) + self._lengths.tokens(limit))
         answer = ProcessAnswer(replace(generation, client=client, tag=tag))
-        self._prompts[answer] = _Prompt(len(text), block_digests(generation, text), limit)
+        digests = block_digests(generation, text) if len(self.replicas) > 1 else ()
+        self._prompts[answer] = _Prompt(len(text), digests, limit)
         try:
             await self._place(answer)
         except BaseException:
@@ -148,7 +149,7 @@ class Dispatcher(AnswersOwner):
 
         A replica that has computed the beginning of the prompt is preferred, unless another one is clearly faster.
         """
-        there = [replica for replica in self.replicas if replica.answers]
+        there = [replica for replica in self.replicas if replica.is_loaded]
         there = there or [replica for replica in self.replicas if replica.process.failed is None] or self.replicas
         if len(there) == 1:
             return there[0]
@@ -178,13 +179,14 @@ class Dispatcher(AnswersOwner):
 
     def _balance(self) -> None:
         """Let each replica with a free slot take an answer that waits at another, if it would finish it sooner."""
-        for replica in [own for own in self.replicas if own.answers]:
+        loaded = [replica for replica in self.replicas if replica.is_loaded]
+        for replica in loaded if len(loaded) > 1 else ():
             if len(replica.process.answers) >= replica.sequences:
                 continue
             waiting = [
                 (answer, other)
                 for other in self.replicas
-                if other.answers and len(other.process.answers) > other.sequences
+                if other.is_loaded and len(other.process.answers) > other.sequences
                 for answer in other.process.answers.values()
                 if answer.accepted and not answer.begun and not answer.cancelled
             ]

@@ -64,7 +64,7 @@ class Replicas:
     @property
     def is_ready(self) -> bool:
         """True if a replica is loaded, or if all have failed."""
-        return any(replica.answers for replica in self._replicas) or self.failed is not None
+        return any(replica.is_loaded for replica in self._replicas) or self.failed is not None
 
     @property
     def restarts(self) -> int:
@@ -89,7 +89,7 @@ class Replicas:
 
     async def status(self) -> dict[str, Any]:
         """Return the status of all loaded replicas as one; see `ServedModel.status`."""
-        loaded = [replica for replica in self._replicas if replica.answers] or self._replicas[:1]
+        loaded = [replica for replica in self._replicas if replica.is_loaded] or self._replicas[:1]
         statuses = [replica.process.ask("status", {}) for replica in loaded]
         figures = await asyncio.gather(*statuses, return_exceptions=True)
         states = [state for state in figures if isinstance(state, dict)]
@@ -170,7 +170,7 @@ class Replicas:
     async def ask(self, what: str, arguments: Mapping[str, Any]) -> Any:
         """Return the answer of a replica to a request other than a generation, see `EngineProcess.ask`."""
         while True:
-            replica = next((replica for replica in self._replicas if replica.answers), self._replicas[0])
+            replica = next((replica for replica in self._replicas if replica.is_loaded), self._replicas[0])
             try:
                 return await replica.process.ask(what, arguments)
             except EngineGone:

@@ -76,7 +76,7 @@ async def answers(model: EngineClient, prompts: list[str] = PROMPTS) -> list[lis
 
 
 async def all_loaded(replicas: Replicas) -> None:
-    while not all(replica.answers for replica in replicas._replicas):
+    while not all(replica.is_loaded for replica in replicas._replicas):
         await asyncio.sleep(0.01)
 
 
@@ -101,7 +101,9 @@ def test_answers_of_two_replicas_are_those_of_one_device(pi: Worker, alone: list
         status = await model.status()
         assert status["model"]["sequences"] == (await model.about())["sequences"] == 2
         assert {device["replica"] for device in status["devices"]} == {0, 1}
-        assert status["counters"]["generated_tokens"] == N_TOKENS * (1 + 2 * len(PROMPTS))
+        # An answer may begin at one replica in the moment in which the other one takes it.
+        n_twice = status["counters"]["generated_tokens"] - N_TOKENS * (1 + 2 * len(PROMPTS))
+        assert 0 <= n_twice < len(PROMPTS)
         assert (status["waiting"], status["slots"], replicas.busy, replicas._dispatcher._prompts) == (0, [], False, {})
 
     with_model(config_of(copy_of([LOCAL], [1]), copy_of([LOCAL, pi.address], [0, 1])), work)
@@ -130,7 +132,7 @@ def test_answers_of_a_lost_replica_go_on_and_it_is_taken_back(
             os.kill(far.process._child.process.pid, signal.SIGKILL)
         assert await asyncio.gather(*map(tokens, begun)) == alone
         if way == "worker":
-            assert (far.answers, own.answers, replicas.failed) == (False, True, None)
+            assert (far.is_loaded, own.is_loaded, replicas.failed) == (False, True, None)
             assert await answers(model) == alone
             again.enter_context(worker(tmp_path / "again", "--threads", "1", listen=daemon.address))
         await all_loaded(replicas)
