@@ -12,6 +12,7 @@ from typing import TypeVar
 import pytest
 
 from edge.api.config import EngineConfig
+from edge.errors import EngineGone
 from edge.llm.options import EngineOptions
 from edge.models.demo import MODEL_PATH
 from edge.serve import replicas as module
@@ -142,6 +143,30 @@ def test_answers_of_a_lost_replica_go_on_and_it_is_taken_back(
     with ExitStack() as again, worker(tmp_path / "pi", "--threads", "1") as daemon:
         config = config_of(copy_of([LOCAL], [1]), copy_of([LOCAL, daemon.address], [0, 1]))
         with_model(config, lambda model: work(model, daemon, again))
+
+
+@pytest.mark.parametrize("way", ["rank", "worker"])
+def test_losing_all_replicas_is_an_error_that_names_the_loss(tmp_path: Path, way: str) -> None:
+    async def work(model: EngineClient, daemon: Worker) -> None:
+        begun = await asyncio.gather(*(model.generate(question(prompt, 400)) for prompt in PROMPTS[:3]))
+        # Any of them may begin first, and only one runs at a time: the others have not ended when it has two tokens.
+        while not any(len(answer.tokens) > 1 for answer in begun):
+            await asyncio.sleep(0)
+        if way == "rank":
+            daemon.children()[0].kill()
+        else:
+            daemon.kill()
+        for answer in begun:
+            with pytest.raises(EngineGone, match="was lost"):
+                await tokens(answer)
+        with pytest.raises(EngineGone, match="was lost"):
+            await model.generate(question("Hello"))
+        assert isinstance(model.replicas.failed, EngineGone)
+        assert model.replicas.health["state"] == "failed"
+
+    with worker(tmp_path / "pi", "--threads", "1") as daemon:
+        plan = copy_of([LOCAL, daemon.address], [0, 1])
+        with_model(replace(CONFIG, plan=plan.to_json(), is_replica=True), lambda model: work(model, daemon))
 
 
 def test_a_conversation_stays_at_its_replica(pi: Worker) -> None:
