@@ -38,6 +38,10 @@ def state(page: Page, text: str) -> None:
     page.wait_for(f"document.getElementById('state').textContent.includes({text!r})")
 
 
+def clear_storage(page: Page, bridge: PageBridge) -> None:
+    page.call("Storage.clearDataForOrigin", origin=bridge.url, storageTypes="all")
+
+
 def test_page_joins_computes_and_leaves(chromium: Page, bridge: PageBridge) -> None:
     chromium.complaints.clear()
     visit(chromium, f"{bridge.url}/#token")
@@ -97,10 +101,14 @@ def test_full_and_cleared_storage_lose_no_slice(chromium: Page) -> None:
         assert 0 < len(bridge.send_file(MODEL_PATH)[1]) < len(missing)
         chromium.call("Storage.overrideQuotaForOrigin", origin=bridge.url)
         bridge.send_file(MODEL_PATH)
+        clear_storage(chromium, bridge)
         bridge.call("load", file=name, **SIZES)
-        chromium.call("Storage.clearDataForOrigin", origin=bridge.url, storageTypes="all")
+        clear_storage(chromium, bridge)
         assert np.array_equal(decode(bridge, PROMPT), expected)
+        clear_storage(chromium, bridge)
         bridge.call("unload")
+        assert bridge.send_file(MODEL_PATH)[1] == missing
+        clear_storage(chromium, bridge)  # while the page has a file open
         assert bridge.send_file(MODEL_PATH)[1] == missing
         bridge.call("load", file=name, **SIZES)
         assert np.array_equal(decode(bridge, PROMPT), expected)

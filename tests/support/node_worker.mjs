@@ -69,7 +69,10 @@ function nodeFolder(folder, quota) {
         },
         truncate: (size) => fs.ftruncateSync(file, size),
         flush: () => fs.fsyncSync(file),
-        close: () => fs.closeSync(file),
+        close() {
+          if (!fs.existsSync(place(name))) Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0); // as Chromium does
+          fs.closeSync(file);
+        },
       };
     },
     remove: async (name) => fs.rmSync(place(name), { force: true }),

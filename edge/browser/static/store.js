@@ -32,7 +32,7 @@ export class Store {
     if (!Array.isArray(chunks) || chunks.length !== count || !chunks.every(isDigest)) {
       throw new Error(`a file of ${size} bytes needs the digests of ${count} chunks`);
     }
-    this.close();
+    await this.close();
     const handle = await this.folder.open(name);
     this.arriving = { name, size, chunk_bytes, chunks, missing: new Set(), handle, unstored: new Map() };
     if (handle.getSize() > size) handle.truncate(size);
@@ -73,8 +73,15 @@ export class Store {
       return withUnstored(file);
     }
     if (!(await this.folder.names()).includes(`${name}.done`)) throw new Error(`the file ${name} is not complete here`);
-    this.close();
+    await this.close();
     return this.folder.open(name);
+  }
+
+  // Closes an open file. If its user has cleared the storage, the file closes with the worker: Chromium never returns
+  // from closing a file that no longer exists.
+  async release(name, file) {
+    const names = await this.folder.names().catch(() => []);
+    if (names.includes(name)) file.close();
   }
 
   // Deletes all other files, since one does not fit beside them. Returns whether there were any.
@@ -86,14 +93,15 @@ export class Store {
 
   async drop(name) {
     checkName(name);
-    if (this.arriving?.name === name) this.close();
+    if (this.arriving?.name === name) await this.close();
     await this.folder.remove(`${name}.done`);
     await this.folder.remove(name);
   }
 
-  close() {
-    this.arriving?.handle.close();
+  async close() {
+    const file = this.arriving;
     this.arriving = null;
+    if (file) await this.release(file.name, file.handle);
   }
 
   async finish() {

@@ -52,7 +52,7 @@ export function serve(port, { folder, host, threads }) {
         loaded = header.file;
         return facts;
       } finally {
-        file.close();
+        await store.release(header.file, file);
       }
     },
     decode: (header, payload) =>
@@ -75,7 +75,7 @@ export function serve(port, { folder, host, threads }) {
         loaded = name;
         return {};
       } finally {
-        file.close();
+        await store.release(name, file);
       }
     },
     onnx_run({ inputs }, payload) {
@@ -84,7 +84,7 @@ export function serve(port, { folder, host, threads }) {
     },
     measure: async ({ seconds = 2 }) => (await started()).measure(Math.min(10, Math.max(0.1, Number(seconds) || 2))),
     // The page ends this worker after the reply.
-    unload: () => (store.close(), {}),
+    unload: async () => (await store.close(), {}),
   };
 
   async function execute({ header, payload }) {
