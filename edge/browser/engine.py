@@ -78,27 +78,26 @@ class PageEngine(ModelRunner):
             page = PageConnection(self._folder)
             closing.callback(page.close)
             page.on_progress = request.progress
-            name = page.send_file(request.file.path)
             # Its properties are read here, so the page needs to report nothing about a file that it may misread.
             model = Model(request.file.path, allocate=False)
             closing.callback(model.close)
             check_generates_text(model, request.file.path)
-            context = load_at_page(page, name, model, request)
+            context = load_at_page(page, model, request)
             closing.callback(context.close)
             page.show(self.shape.name, str(self.shape.n_layers))
             return ModelInMemory(model, context, sizes, None, need, closing.pop_all(), None)
 
 
-def load_at_page(page: PageConnection, name: str, model: Model, request: LoadRequest) -> PageContext:
-    """Load a file of the page's store. Return its context. Raises EngineError if the page cannot load it.
+def load_at_page(page: PageConnection, model: Model, request: LoadRequest) -> PageContext:
+    """Let the page load the slice. Return its context. Raises EngineError if the page cannot load it.
 
-    model: the same file in this process, without weights.
+    model: the slice in this process, without weights.
     """
     sizes, layout = request.sizes, SequenceLayout.for_model(model, request.sizes)
     flash = sizes.flash_attention if has_flash(model.architecture) else "off"
-    answer, _ = page.call(
+    answer, _ = page.load_file(
+        request.file.path,
         "load",
-        file=name,
         threads=request.threads,
         n_ctx=sizes.context,
         n_batch=sizes.batch,

@@ -64,8 +64,7 @@ class PageOnnxEngine:
         self._page = PageConnection(folder)
         try:
             self._page.on_progress = progress
-            name = self._page.send_file(path)
-            self._page.call("onnx_load", file=name, threads=threads, silent_s=_SILENT_S)
+            self._page.load_file(path, "onnx_load", threads=threads, silent_s=_SILENT_S)
             self._page.show("a stage of an ONNX model", "")
         except BaseException:
             self._page.close()

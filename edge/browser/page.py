@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from edge.browser.frames import Frame, Splitter, pack
 from edge.errors import EngineError
@@ -21,6 +21,10 @@ _CONNECT_S = 5.0
 ANSWER_S = 600.0  # longest operation: a prompt on a slow phone. The bridge notices a lost page much earlier
 _CHUNKS_AHEAD = 4  # chunks on their way
 _READ_BYTES = 1 << 18
+
+
+class FileIncomplete(EngineError):
+    """The page lacks chunks of a file, because it received another file or restarted its compute worker."""
 
 
 class PageConnection:
@@ -48,32 +52,43 @@ class PageConnection:
         """
         return self._answer(self._ask(op, payload, **fields))
 
-    def send_file(self, path: Path) -> str:
-        """Send the parts of a file that the page lacks. Return the file's name at the page.
+    def load_file(self, path: Path, op: str, **fields: Any) -> Frame:
+        """Send the parts of a file that the page lacks, and load the file with the operation `op`.
 
-        Raises EngineError as `call` does.
+        The page forgets parts if another session ends meanwhile. They are sent again while fewer are missing each time.
+
+        Return the answer. Raises EngineError as `call` does.
         """
-        whole, digests = sha256(), []
+        whole, digests = sha256(), list[str]()
         with path.open("rb") as file:
             while chunk := file.read(CHUNK_BYTES):
                 whole.update(chunk)
                 digests.append(sha256(chunk).hexdigest())
-            name, size = whole.hexdigest(), file.tell()
-            header, _ = self.call("file", name=name, size=size, chunk_bytes=CHUNK_BYTES, chunks=digests)
-            missing = header.get("missing")
-            if not isinstance(missing, list) or not all(index in range(len(digests)) for index in missing):
-                raise EngineError("the browser's page answers with chunks that the file does not have")
-            waiting = list[int]()
-            for number, index in enumerate(missing):
-                file.seek(index * CHUNK_BYTES)
-                waiting.append(self._ask("chunk", file.read(CHUNK_BYTES), name=name, index=index))
-                if len(waiting) == _CHUNKS_AHEAD:
-                    self._answer(waiting.pop(0))
-                if self.on_progress is not None:
-                    self.on_progress(number / len(missing))
-            for number in waiting:
-                self._answer(number)
-        return name
+            name, size, least = whole.hexdigest(), file.tell(), len(digests) + 1
+            while True:
+                header, _ = self.call("file", name=name, size=size, chunk_bytes=CHUNK_BYTES, chunks=digests)
+                missing = header.get("missing")
+                if not isinstance(missing, list) or not all(index in range(len(digests)) for index in missing):
+                    raise EngineError("the browser's page answers with chunks that the file does not have")
+                try:
+                    self._send_chunks(file, name, missing)
+                    return self.call(op, file=name, **fields)
+                except FileIncomplete:
+                    if len(missing) >= least:
+                        raise
+                    least = len(missing)
+
+    def _send_chunks(self, file: BinaryIO, name: str, missing: list[int]) -> None:
+        waiting = list[int]()
+        for number, index in enumerate(missing):
+            file.seek(index * CHUNK_BYTES)
+            waiting.append(self._ask("chunk", file.read(CHUNK_BYTES), name=name, index=index))
+            if len(waiting) == _CHUNKS_AHEAD:
+                self._answer(waiting.pop(0))
+            if self.on_progress is not None:
+                self.on_progress(number / len(missing))
+        for number in waiting:
+            self._answer(number)
 
     def stop(self) -> None:
         """Make the current decode end, and later ones fail."""
@@ -84,11 +99,11 @@ class PageConnection:
         self._tell("resume")
 
     def show(self, model: str, layers: str) -> None:
-        """Tell the page's user what is computed."""
+        """Show the computed layers to the page's user."""
         self._tell("show", model=model, layers=layers)
 
     def close(self) -> None:
-        """End the connection. The page frees the memory of what it loaded."""
+        """End the connection. The page frees the memory of its slice."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
@@ -119,7 +134,8 @@ class PageConnection:
                     self.on_progress(min(1.0, max(0.0, fraction)))
             elif header.get("id") == number:
                 if (error := header.get("error")) is not None:
-                    raise EngineError(f"the browser's page: {error!s:.500}")
+                    kind = FileIncomplete if header.get("incomplete") is True else EngineError
+                    raise kind(f"the browser's page: {error!s:.500}")
                 return header, payload
 
     def _next(self) -> Frame:

@@ -1,14 +1,16 @@
 """Test stages that a page computes in node, behind the real bridge: distributed equals local, and a page may vanish."""
 
+import contextlib
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from edge.browser.page import CHUNK_BYTES, PageConnection
 from edge.cluster.fleet import Fleet
 from edge.cluster.llm_ranks import LlmRanks
 from edge.llm.engine import Engine
@@ -19,8 +21,10 @@ from partition.model.file import ModelFile
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL, Plan
 from partition.slices.gguf_slice import limits
+from tests.browser.test_page import SIZES
 from tests.support import ROOT
 from tests.support.bridge_process import Bridge, running_bridge
+from tests.support.bridged_page import bridged_page
 from tests.support.deployments import EXACT, OPTIONS, Floats, Heard, deviations, greedy_answers, own_folders, supervised
 from tests.support.helpers import until
 from tests.support.slices import synthetic
@@ -117,3 +121,34 @@ def test_a_page_that_vanishes_in_the_middle_is_a_pause(page: NodePage) -> None:
     with deployed(MODEL_PATH, page, OPTIONS) as ranks:
         assert greedy_answers(ranks, QUESTIONS, 12, {}) == expected
     assert {path: path.stat().st_mtime_ns for path in page.store.rglob("*") if len(path.name) == 64} == stored
+
+
+@pytest.mark.parametrize(("last", "options"), [(False, ()), (True, ("--quota", str(3 << 20)))])
+def test_slice_that_is_sent_ahead_outlives_the_end_of_another_session(
+    node: str, tmp_path: Path, last: bool, options: tuple[str, ...]
+) -> None:
+    """Its parts that did not fit into the storage are sent again.
+
+    last: the other session ends after the last chunk was sent, instead of after the first one.
+    """
+    ahead = tmp_path / "ahead.gguf"
+    ahead.write_bytes(MODEL_PATH.read_bytes() + bytes(CHUNK_BYTES))
+    n_chunks = -(-ahead.stat().st_size // CHUNK_BYTES)
+    with ExitStack() as closing:
+        bridge = closing.enter_context(bridged_page(node, tmp_path, *options, threads=1))
+        first, second = (
+            closing.enter_context(contextlib.closing(PageConnection(bridge.folder("phone")))) for _ in range(2)
+        )
+        first.load_file(MODEL_PATH, "load", **SIZES)
+        progress = list[float]()
+
+        def end_the_first(fraction: float) -> None:
+            progress.append(fraction)
+            if len(progress) == (n_chunks if last else 1):
+                first.close()
+                until(lambda: not bridge.is_held("phone"), "the page is free")
+
+        second.on_progress = end_the_first
+        answer, _ = second.load_file(ahead, "load", **SIZES)
+    assert answer["model"]["n_vocab"] == ModelFile.open(MODEL_PATH).shape.n_vocab
+    assert second._number > n_chunks + 2  # it asked to load twice, or sent a chunk twice

@@ -17,11 +17,11 @@ _JOIN_S = 180.0  # only against a hang: a page measures, and computes a small mo
 
 
 @contextmanager
-def bridged_page(node: str, folder: Path, *, threads: int = 2, lost_s: float = LIMIT_S) -> Iterator[Bridge]:
-    """Yield a bridge with a page named "phone" that computes, and whose worker runs."""
+def bridged_page(node: str, folder: Path, *options: str, threads: int = 2, lost_s: float = LIMIT_S) -> Iterator[Bridge]:
+    """Yield a bridge with a page named "phone" that computes, and whose worker runs. options: of node_page.mjs."""
     with running_bridge(folder / "bridge", lost_s, check=True) as bridge:
         token = bridge.browsers.invite("phone", 600)
-        with node_page(node, bridge.url, folder / "store", threads=threads, token=token):
+        with node_page(node, bridge.url, folder / "store", *options, threads=threads, token=token):
             until(lambda: bridge.is_ready("phone"), "the page is ready", _JOIN_S)
             until(lambda: _listens(bridge.port("phone")), "the page has a worker", _JOIN_S)
             yield bridge

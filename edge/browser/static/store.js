@@ -50,7 +50,7 @@ export class Store {
   // Stores a chunk of the file that was prepared last.
   async chunk(name, index, data) {
     const file = this.arriving;
-    if (file?.name !== name) throw new Error(`no chunk of ${name} is expected; send its digests first`);
+    if (file?.name !== name) throw incomplete(`no chunk of ${name} is expected; send its digests first`);
     if (!isCount(index) || index >= file.chunks.length) throw new Error(`the file has no chunk ${index}`);
     const size = chunkSize(file, index);
     if (data.length !== size) throw new Error(`chunk ${index} has ${data.length} bytes instead of ${size}`);
@@ -72,7 +72,7 @@ export class Store {
       this.arriving = null;
       return withUnstored(file);
     }
-    if (!(await this.folder.names()).includes(`${name}.done`)) throw new Error(`the file ${name} is not complete here`);
+    if (!(await this.folder.names()).includes(`${name}.done`)) throw incomplete(`the file ${name} is not complete here`);
     await this.close();
     return this.folder.open(name);
   }
@@ -174,6 +174,9 @@ function works(action) {
     return false;
   }
 }
+
+// Returns an error after which the owner sends the file again: another session unloaded, or sent a file of its own.
+const incomplete = (text) => Object.assign(new Error(text), { incomplete: true });
 
 const isDigest = (text) => typeof text === "string" && /^[0-9a-f]{64}$/.test(text);
 const isCount = (value) => Number.isSafeInteger(value) && value >= 0;

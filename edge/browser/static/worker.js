@@ -95,7 +95,7 @@ export function serve(port, { folder, host, threads }) {
       const [reply, data] = Array.isArray(result) ? result : [result];
       post({ reply: { id: header.id, ...reply } }, data);
     } catch (error) {
-      post({ reply: { id: header.id, error: oneLine(error) } });
+      post({ reply: { id: header.id, error: oneLine(error), incomplete: error?.incomplete } });
     }
   }
 
