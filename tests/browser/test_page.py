@@ -359,6 +359,7 @@ def test_unload_frees_memory_and_a_slice_loads_again_without_sending(open_page: 
     loaded = decode(bridge, PROMPT)
     # Products of Q8_0 round differently: AVX2 and WebAssembly add in different orders.
     assert deviation(loaded, natively(MODEL_PATH, PROMPT)) < 0.05
+    bridge.send({"op": "stop"})  # stops nothing after the slice is unloaded
     bridge.call("unload")
     with pytest.raises(PageError, match="no slice is loaded"):
         decode(bridge, PROMPT)
@@ -384,6 +385,12 @@ def test_page_reconnects_after_its_stream_broke_and_answers_what_was_asked(page:
     assert hello["loaded"] == page.file
     assert page.wait(number)[0]["threads"] == 2
     assert page.call("ping")[0].keys() == {"id"}
+    page.send({"op": "stop"})
+    page.call("ping")
+    page.cut()  # a resume may be lost with the connection
+    page.event("hello")
+    page.call("clear")
+    assert page.call("decode", ROW, n=1, tokens=True)[0]["code"] == 0
 
 
 def test_page_answers_again_until_it_is_confirmed_and_forgets_another_bridge(open_page: Open, tmp_path: Path) -> None:

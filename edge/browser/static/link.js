@@ -166,6 +166,8 @@ export class Link {
     const hello = { event: "hello", ...(await this.hello()), loaded: this.loaded, pending };
     this.out = [{ frame: encodeFrame(hello) }, ...this.out.filter(({ id }) => id !== undefined)];
     this.connected = true;
+    this.stopped = false; // a `resume` may be lost with the old connection
+    this.setFlag();
     const sending = this.sendAll(signal);
     sending.catch((error) => this.cut.abort(error));
     try {
@@ -272,6 +274,7 @@ export class Link {
   newWorker() {
     this.worker?.end();
     this.flag = null;
+    this.stopped = false; // the session that stopped has ended
     this.loaded = "";
     let worker = null;
     const current = () => this.worker === worker;
@@ -325,7 +328,7 @@ export class Link {
   startAfresh() {
     this.commands = [];
     this.out = [];
-    this.busy = this.stopped = false;
+    this.busy = false;
     this.newWorker();
   }
 
