@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from edge.bridge.exchange import Exchange
 from edge.browser.frames import unpack
@@ -21,7 +21,7 @@ class Exchanged(RuleBasedStateMachine):
         self._ends = 0
         self._exchange = Exchange(self._count_end)
         self._stream: AsyncIterator[bytes] | None = None
-        self._sent: list[int] = []  # numbers of operations in the newest stream that the page has not read
+        self._sent: list[dict[str, Any]] = []  # frames in the newest stream that the page has not read
         self._results: list[str | None] = []  # by number of the operation: its answer or failure
         self._known: list[int] = []  # numbers of operations that the page has read
 
@@ -43,6 +43,15 @@ class Exchanged(RuleBasedStateMachine):
         assert self._results[number - 1] is None
         self._results[number - 1] = result
 
+    def _add(self, frame: dict[str, Any]) -> None:
+        if self._stream is not None:
+            self._sent.append(frame)
+
+    @invariant()
+    def queue_has_only_unread_frames(self) -> None:
+        queue = self._exchange._stream
+        assert (0 if queue is None else queue.qsize()) == len(self._sent)
+
     @property
     def _open(self) -> list[int]:
         return [number for number, result in enumerate(self._results, 1) if result is None]
@@ -56,15 +65,22 @@ class Exchanged(RuleBasedStateMachine):
             self._finish(number, header["text"])
 
         self._exchange.ask({"op": "x"}, b"", reply, lambda why: self._finish(number, why))
-        if self._stream is not None:
-            self._sent.append(number)
+        self._add({"op": "x", "id": number})
+
+    @rule(text=st.sampled_from(["stop", "resume", "show"]))
+    def tell(self, text: str) -> None:
+        """A frame without an answer is between the operations before and after it. Without a stream it is lost."""
+        self._exchange.tell({"op": text})
+        self._add({"op": text})
 
     @precondition(lambda self: self._sent)
     @rule()
     def read(self) -> None:
         assert self._stream is not None
-        assert self._next(self._stream) == {"op": "x", "id": self._sent[0]}
-        self._known.append(self._sent.pop(0))
+        frame = self._sent.pop(0)
+        assert self._next(self._stream) == frame
+        if "id" in frame:
+            self._known.append(frame["id"])
 
     @rule()
     def attach(self) -> None:
@@ -83,9 +99,7 @@ class Exchanged(RuleBasedStateMachine):
             self.read()
         known = [] if hides else self._known
         self._exchange.send_again(known)
-        self._sent += [number for number in self._open if number not in known]
-        assert self._exchange._stream is not None
-        assert self._exchange._stream.qsize() == len(self._sent)
+        self._sent += [{"op": "x", "id": number} for number in self._open if number not in known]
 
     @precondition(lambda self: self._results)
     @rule(data=st.data())
