@@ -6,7 +6,6 @@ import argparse
 from dataclasses import fields
 from typing import Any
 
-from apps.errors import UsageError
 from apps.options import add, given_options, io_chunk, keep_to_cores, option, refuse
 from edge.llm.options import FLASH_ATTENTION, MAX_IO_THREADS, PREFERENCES, EngineOptions
 from edge.units import memory_options, parse_bytes, positive_int, whole
@@ -77,11 +76,11 @@ def check_engine_arguments(args: argparse.Namespace) -> None:
     """Raise UsageError if engine options contradict each other."""
     options = given_options(args, ENGINE_OPTIONS)
     if "gpu_memory" in options:
-        refuse(args, ("memory", "gpu_layers", "lora", "reproducible"), "does not go with --gpu-memory; leave one out")
+        refuse(args, ("gpu_layers", "lora", "reproducible"), "does not go with --gpu-memory; leave one out")
     if "least_memory" not in options:
         refuse(args, ("prefer",), "needs a memory range: give one with --memory SIZE..SIZE")
     if "memory" not in options:
         about_budget = ("window", "io_threads", "io_chunk", "verify")
         refuse(args, about_budget, "needs a memory limit: give one with --memory SIZE")
     elif options.get("gpu_layers"):
-        raise UsageError("--memory limits this machine's own memory and needs --gpu-layers 0: leave one of them out")
+        refuse(args, ("lora",), "does not go with both --memory and --gpu-layers; leave one out")

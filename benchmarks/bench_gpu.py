@@ -52,8 +52,8 @@ from edge.llama import ggml, llama
 from edge.llama.buffers import Device
 from edge.models.demo import MODEL_PATH
 from edge.weights import memory
-from edge.weights.gpu_budget import PRODUCTS, fixed_parts
 from edge.weights.gpu_layers import layer_sizes
+from edge.weights.gpu_parts import PRODUCTS, fixed_parts
 from partition.model.file import ModelFile
 from partition.model.model import ModelShape
 

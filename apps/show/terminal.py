@@ -96,6 +96,8 @@ class _Talk:
         )
         if engine.gpu_layers:
             self._dim(engine.gpu_layers.describe())
+        if engine.paging and engine.paging.plan.pages:
+            self._dim(engine.paging.plan.describe(engine.memory))
         if self._deployed:
             self._dim(self._deployed.line())
         self._console.print(f"[dim]{KEYS}, /help lists commands.[/]\n")

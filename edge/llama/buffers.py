@@ -159,10 +159,19 @@ class Weight:
 
         Runs without the interpreter's lock. Raises EngineError if the device stores weights in a form of its own.
         """
-        address, t = self.address, self._tensor
-        if _init_tensor(t.buffer, address) or t.extra:
+        self.begin_copy()
+        self.copy_part(source, 0, _nbytes(self.address))
+
+    def begin_copy(self) -> None:
+        """Prepare the weight's place on the device. Raises EngineError if the device stores weights in a form of its
+        own."""
+        if _init_tensor(self._tensor.buffer, self.address) or self._tensor.extra:
             raise EngineError(f"{self.name} cannot be copied into a buffer of this GPU; use --gpu-layers")
-        _tensor_set(address, source, 0, _nbytes(address))
+
+    def copy_part(self, source: int, start: int, n_bytes: int) -> None:
+        """Copy `n_bytes` from an address in host memory to byte `start` of the weight on the device, and wait for the
+        copy. Runs without the interpreter's lock."""
+        _tensor_set(self.address, source, start, n_bytes)
 
     def replace(self, type_id: int, address: int) -> Callable[[], None]:
         """Replace the weight by the data at `address`, of another ggml type, from the next node on.

@@ -255,15 +255,10 @@ class Node:
         return x.data, t.data
 
     def integers(self) -> NDArray[np.int32]:
-        """Return the node's int32 values [rows, columns] in place. They must be in host memory."""
-        t = _Tensor.from_address(self.address)
-        rows, columns = self.shape
-        if t.type != _I32 or not (t.buffer or t.view_src):
-            raise EngineError(f"node {self.name} does not hold integers where they can be read")
-        if rows == 0:
-            return np.empty((0, columns), np.int32)
-        raw = (C.c_char * (t.nb[1] * (rows - 1) + 4 * columns)).from_address(t.data)
-        values: NDArray[np.int32] = np.ndarray((rows, columns), np.int32, raw, strides=(t.nb[1], 4))
+        """Return a copy of the node's int32 values [rows, columns]."""
+        values: NDArray[np.int32] = self.values()[0, 0]
+        if values.dtype != np.int32:
+            raise EngineError(f"node {self.name} does not hold integers")
         return values
 
     def values(self) -> NDArray[Any]:

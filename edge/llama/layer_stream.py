@@ -18,7 +18,7 @@ from edge.errors import EngineError
 from edge.llama.buffers import Device, DeviceBuffer, Weight
 from edge.llama.ggml import Node
 from edge.llama.hooks import Hook
-from partition.predict.gpu_memory import SLOTS
+from partition.predict.residency import SLOTS
 
 LAYER_OUT = re.compile(r"l_out-(\d+)")  # name of a layer's last node
 

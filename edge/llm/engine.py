@@ -30,8 +30,9 @@ from edge.tasks import SILENT, Steps
 from edge.text.constraints.constraint import Mask
 from edge.weights.adapter import Scales
 from edge.weights.adapter_file import AdapterFile, CheckedAdapter
+from edge.weights.budgets import Budgets, chosen_budgets
 from edge.weights.elastic.load import loader
-from edge.weights.gpu_budget import first_gpu, load_on_gpu
+from edge.weights.gpu_budget import load_on_gpu
 from edge.weights.load import load_within
 from edge.weights.loaded_adapters import LoadedAdapters
 from edge.weights.mapped import ModelInMemory, load_mapped
@@ -99,19 +100,25 @@ class ModelRunner(Closing):
     def _load(
         self, request: LoadRequest, options: EngineOptions, accounted: Accounted | None, *, embeddings: bool
     ) -> ModelInMemory:
-        """Load the model: memory-mapped, or within the memory budget of the options."""
-        if options.gpu_memory is not None and self._generates:
-            return load_on_gpu(request, options.gpu_memory, first_gpu())
-        if options.memory is None:
+        """Load the model: memory-mapped, or within budgets of memory and GPU memory."""
+        budgets = Budgets(options.memory, None)
+        if self._generates:
+            budgets = chosen_budgets(
+                self.shape, memory=options.memory, gpu_memory=options.gpu_memory, gpu_layers=options.gpu_layers
+            )
+        if budgets.memory is None:
+            if budgets.gpu is not None and budgets.gpu.budget is not None:
+                return load_on_gpu(request, budgets.gpu.budget, budgets.gpu.handle)
             return load_mapped(request, on_gpu=options.gpu_layers, most_on_gpu=options.most_gpu_layers)
         prefix_bytes = held_bytes(self.shape) if options.prefixes else 0
         return load_within(
             request,
-            budget_options(options, options.memory, request.sizes, prefix_bytes, embeddings=embeddings),
+            budget_options(options, budgets.memory, request.sizes, prefix_bytes, embeddings=embeddings),
             choose_batch=options.batch is None,
             tokens=not embeddings,
             accounted=accounted,
             load=loader(options.least_memory, options.prefer),
+            gpu=budgets.gpu,
         )
 
     def decode_rows(self, rows: llama.Batch, n: int) -> None:

@@ -119,12 +119,10 @@ class EngineOptions:
             raise EngineError("least_memory, window, io_threads, io_chunk and verify need a memory budget; set memory")
         if self.prefer not in PREFERENCES:
             raise EngineError(f"prefer must be one of {', '.join(PREFERENCES)}, got {self.prefer!r:.80}")
-        if self.memory is not None and self.gpu_layers:
-            raise EngineError(
-                "a memory budget limits this machine's own memory and excludes gpu_layers; leave one of them out"
-            )
+        if self.memory is not None and self.gpu_layers and self.lora:
+            raise EngineError("adapters are not computed on a GPU beside a memory budget; leave lora or gpu_layers out")
         if self.gpu_memory is not None:
-            others = [name for name in ("memory", "gpu_layers", "lora") if getattr(self, name) not in (None, ())]
+            others = [name for name in ("gpu_layers", "lora") if getattr(self, name) not in (None, ())]
             if others:
                 raise EngineError(f"gpu_memory decides how much the GPU holds; leave it out, or {' and '.join(others)}")
         if self.flash_attention not in FLASH_ATTENTION:

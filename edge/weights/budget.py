@@ -16,6 +16,7 @@ from edge.weights.direct_file import DirectFile
 from edge.weights.experts import Experts
 from edge.weights.measure import measure_products, measure_reads, read_rate
 from edge.weights.memory import MIB, LoadRequest, MemoryNeed, cache_bytes, context_parts, dry_run
+from edge.weights.on_gpu import GpuShare
 from edge.weights.plan import PagePlan, ReadOptions, least_parts, plan
 from edge.weights.reader import DEFAULT_CHUNK, DEFAULT_THREADS
 from edge.weights.roles import Roles, sort_weights
@@ -103,13 +104,19 @@ class Opening:
     model: llama.Model  # model whose weights have no memory yet
     weights: Mapping[str, Weight]  # weights by name
     opened: Mapping[Path, DirectFile]  # open weight files by path
+    gpu: GpuShare | None = None  # weights that have memory on a GPU already
+
+    def sources(self, tensors: Mapping[str, TensorInfo] | None = None) -> dict[str, tuple[DirectFile, int]]:
+        """Return file and offset of each weight. tensors: as in `roles`."""
+        tensors = tensors or self.request.file.tensors
+        return {name: (self.opened[tensor.path], tensor.offset) for name, tensor in tensors.items()}
 
     def roles(self, tensors: Mapping[str, TensorInfo] | None = None) -> Roles:
         """Return the roles of the weights. tensors: type and place of each weight; None: as in the file."""
-        tensors = tensors or self.request.file.tensors
-        weights = {name: weight.in_type(tensors[name].type.id) for name, weight in self.weights.items()}
-        sources = {name: (self.opened[tensor.path], tensor.offset) for name, tensor in tensors.items()}
-        return sort_weights(weights, sources, repack=self.request.repack is not False, tokens=self.tokens)
+        types = tensors or self.request.file.tensors
+        weights = {name: weight.in_type(types[name].type.id) for name, weight in self.weights.items()}
+        repack, on_gpu = self.request.repack is not False, self.gpu.names if self.gpu else ()
+        return sort_weights(weights, self.sources(tensors), repack=repack, tokens=self.tokens, on_gpu=on_gpu)
 
     def plan(self, roles: Roles, budget: int) -> BudgetPlan:
         """Choose the resident and the streamed weights for a budget in bytes. If not all fit, speeds are measured.
@@ -127,18 +134,18 @@ class Opening:
         at_once = used * sizes.sequences  # maximum number of experts that one row of each sequence may choose
         read = ReadOptions(options.io_threads or DEFAULT_THREADS, options.io_chunk or DEFAULT_CHUNK, options.window)
         smallest = replace(sizes, batch=max(min(_BATCHES[0], sizes.batch), sizes.outputs)) if choose_batch else sizes
-        cache = cache_bytes(shape, sizes.context, sizes.kv)
+        cache = cache_bytes(shape, sizes.context, sizes.kv) - (self.gpu.cache_bytes if self.gpu else 0)
         least_cache = cache_bytes(shape, _LEAST_CONTEXT, sizes.kv)
         savings = options.uses.savings(model.n_vocab)
         if sizes.context > _LEAST_CONTEXT and (less := cache - least_cache) > 0:
             savings[f"--context {_LEAST_CONTEXT}"] = less
         # creating a context would exceed the budget before it could be refused
         if sum(outside.values()) + cache > budget:
-            parts = {**outside, **_context_need(model, shape, smallest, roles, dry=file.path)}
+            parts = {**outside, **_context_need(model, shape, smallest, roles, self.gpu, dry=file.path)}
             _check(shape, parts, least_parts(roles, read, smallest.batch, at_once), budget, savings)
         for proposed in dict.fromkeys((sizes, smallest)):
             sizes = proposed
-            parts = {**outside, **_context_need(model, shape, sizes, roles)}
+            parts = {**outside, **_context_need(model, shape, sizes, roles, self.gpu)}
             whole = plan(roles, 1 << 62, read, Speed(1.0, 1.0), sizes.batch, at_once)
             if sum(parts.values()) + sum(whole.parts.values()) <= budget:
                 return BudgetPlan(sizes, parts, read, whole, False)
@@ -147,8 +154,10 @@ class Opening:
         read, speed, prefill = measure(roles, read, options, threads)
         if choose_batch:
             chosen = _choose_batch(roles, sizes, budget - sum(parts.values()), speed.read, prefill)
+            if self.gpu is not None and chosen.batch > sizes.batch:
+                chosen = sizes  # the GPU's memory was divided for this batch
             if chosen != sizes:
-                sizes, parts = chosen, {**outside, **_context_need(model, shape, chosen, roles)}
+                sizes, parts = chosen, {**outside, **_context_need(model, shape, chosen, roles, self.gpu)}
         if sum(parts.values()) + sum(least_parts(roles, read, sizes.batch, at_once).values()) > budget:
             read, sizes, parts = before  # the read settings that were just measured would take too much memory
         try:
@@ -192,9 +201,14 @@ def _runtime(budget: int, n_logits: int) -> int:
 
 
 def _context_need(
-    model: llama.Model, shape: ModelShape, sizes: ContextSizes, roles: Roles, dry: Path | None = None
+    model: llama.Model,
+    shape: ModelShape,
+    sizes: ContextSizes,
+    roles: Roles,
+    gpu: GpuShare | None = None,
+    dry: Path | None = None,
 ) -> dict[str, int]:
-    """Return the bytes by part of a context, including memory that llama.cpp does not report.
+    """Return the bytes of host memory by part of a context, including memory that llama.cpp does not report.
 
     dry: the model's file, for a dry run without allocating them, which is slower.
     """
@@ -206,7 +220,7 @@ def _context_need(
     experts = [piece for pieces in roles.experts.values() for piece in pieces]
     matrices = (*roles.factors, *((roles.head,) if roles.head else ()), *experts)
     widest = max((piece.weight.shape[2] for piece in matrices), default=0)
-    parts = _context_parts(lines, shape, sizes, widest, model.n_vocab)
+    parts = _context_parts(lines, shape, sizes, widest, model.n_vocab, gpu.buffer_name if gpu else None)
     # A product with paged experts counts the rows of each slot. Kernels of repacked weights record every row once.
     n_slots = sum(pieces[0].weight.shape[0] for pieces in roles.experts.values())
     notes = 1 if all(piece.repacked for piece in experts) else shape.n_experts_used
@@ -217,13 +231,14 @@ def _context_need(
 
 
 def _context_parts(
-    lines: Sequence[str], shape: ModelShape, sizes: ContextSizes, widest: int, n_vocab: int
+    lines: Sequence[str], shape: ModelShape, sizes: ContextSizes, widest: int, n_vocab: int, gpu: str | None = None
 ) -> dict[str, int]:
     """Return the bytes by part of a context: llama.cpp's figures in `lines`, and memory that llama.cpp does not report.
 
     widest: number of columns of the widest weight.
+    gpu: name of a GPU's buffers, which are left out.
     """
-    parts = context_parts(lines)
+    parts = context_parts(lines, gpu)
     rows = sizes.batch
     # ggml buffers for converted rows of a product, expert choices, and attention without flash attention.
     parts["compute buffers"] += rows * sizes.adapter_row_bytes

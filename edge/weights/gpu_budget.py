@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -12,74 +11,27 @@ from functools import partial
 import numpy as np
 
 from devices.probe import available_memory
-from edge.errors import EngineError, NotEnoughMemory
 from edge.llama import ggml, llama
 from edge.llama.buffers import CallerBuffer, Device
 from edge.llama.ggml import cpu_device
 from edge.llama.hooks import NodeHooks
 from edge.llama.layer_stream import HostWeight, Layer, LayerStream, copy_layer, place_layer
-from edge.llama.llama import ContextSizes
 from edge.weights import memory
 from edge.weights.gpu_layers import GpuLayers, measured_key
+from edge.weights.gpu_parts import PRODUCTS, fixed_parts, too_little
 from edge.weights.mapped import ModelInMemory, check_generates_text
-from edge.weights.memory import MIB, LoadRequest, context_parts
+from edge.weights.memory import MIB, LoadRequest
 from edge.weights.processor_rows import processor_rows
-from partition.model.file import ModelFile
 from partition.model.model import ModelShape, block_of
-from partition.predict.gpu_memory import SLOTS, GpuBudget, share_out
+from partition.predict.residency import SLOTS, GpuBudget, share_out
 from quant.gguf.file import GgufFile
 from quant.text import bytes_text
 
 _ALIGNED = 64  # bytes; the CPU's kernels read this many together
-BUFFERS, PRODUCTS = "two buffers", "products"
+BUFFERS = "two buffers"
 _NO_REUSE = "LLAMA_GRAPH_REUSE_DISABLE"  # environment variable that llama.cpp reads when it creates a context
 _PIECE_BYTES = 2 * MIB  # granularity in which drivers allocate memory
 MARGIN_BYTES = 16 * MIB  # spare memory for passes whose products take more memory than the first pass
-_TABLE, _HEAD = "token_embd.weight", "output.weight"
-_COMPUTE = re.compile(r"(\S+) compute buffer size\s*=\s*([\d.]+) MiB")
-_PRODUCTS_BYTES = 64 * MIB  # driver memory, in addition to the rows of a pass
-_ROW_COPIES = 4  # driver memory in copies of the widest row of a product, as floats
-
-
-def fixed_parts(file: ModelFile, sizes: ContextSizes, lines: Sequence[str], name: str) -> dict[str, int]:
-    """Return the bytes by part that a GPU needs in addition to the layers. The driver's part is an upper bound.
-
-    lines: llama.cpp's log of a dry run with all layers on the GPU.
-    name: name of the GPU's buffers in that log.
-    """
-    outside = [t.n_bytes for t in file.tensors.values() if block_of(t.name) is None and t.name != _TABLE]
-    if _HEAD not in file.tensors:
-        outside.append(file.shape.head_bytes)  # copy of the token table
-    compute = sum(float(m[2]) for line in lines if (m := _COMPUTE.search(line)) and m[1] == name)
-    shape = file.shape
-    widest = max(shape.n_embd, *shape.n_ff, shape.n_vocab if sizes.outputs > 1 else 0)
-    return {
-        "head": sum(outside),
-        "KV cache": context_parts(lines)["KV cache"],
-        "compute buffers": round(compute * MIB),
-        PRODUCTS: _PRODUCTS_BYTES + _ROW_COPIES * 4 * sizes.batch * widest,
-    }
-
-
-def too_little(shape: ModelShape, parts: Mapping[str, int], budget: int, free: int | None) -> NotEnoughMemory:
-    """Return the error for a budget, or free memory, that is too small for `parts`."""
-    need, named = sum(parts.values()), ", ".join(f"{name} {n / MIB:,.0f}" for name, n in parts.items())
-    have = f"the budget has {budget / MIB:,.0f}" + (f" and {free / MIB:,.0f} are free" if free is not None else "")
-    return NotEnoughMemory(
-        f"{shape.name} needs at least {need / MIB:,.0f} MiB of the GPU's memory ({named}), {have};"
-        " use a smaller --context, --batch or --kv-type, or a larger --gpu-memory"
-    )
-
-
-def first_gpu() -> int:
-    """Return ggml's handle of the first GPU. Raises EngineError if there is none."""
-    gpus = ggml.gpu_devices() if llama.has_gpu() else []
-    if not gpus:
-        raise EngineError(
-            "GPU memory was requested, but this build of llama.cpp finds no GPU; leave --gpu-memory out, or"
-            " install llama-cpp-python built for the GPU"
-        )
-    return gpus[0]
 
 
 def load_on_gpu(request: LoadRequest, budget: int, handle: int) -> ModelInMemory:

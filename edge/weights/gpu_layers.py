@@ -21,11 +21,11 @@ from edge.microbenchmark import BestTime, TimedTask, best_of, sample_s
 from edge.weights import memory
 from edge.weights.memory import LoadRequest
 from partition.model.model import ModelShape
-from partition.predict.gpu_memory import GpuBudget
 from partition.predict.hysteresis import BUSY_GPU_LAYERS, GPU_LAYERS, clearly_better
+from partition.predict.residency import GpuBudget
 from quant.text import age_text, bytes_text
 
-_SPARE_BYTES = 512 << 20  # GPU memory for the driver and for rounding
+SPARE_BYTES = 512 << 20  # GPU memory for the driver and for rounding
 _ROWS = 32  # rows of the timed batch; only one row is a token
 _CONTEXT = 256  # tokens of the timed cache
 
@@ -188,7 +188,7 @@ def _fitting(layers: list[int], free: int | None, buffers: Callable[[], int]) ->
     """Return (number of layers that fit, reason)."""
     if free is None or sum(layers) + memory.AMPLE_BUFFERS_BYTES <= free:
         return len(layers), "all fit"
-    overhead = buffers() + _SPARE_BYTES
+    overhead = buffers() + SPARE_BYTES
     left, fit = free - overhead, 0
     for n_bytes in layers:
         left -= n_bytes

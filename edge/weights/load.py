@@ -26,6 +26,7 @@ from edge.weights.budget import BudgetOptions, Opening
 from edge.weights.direct_file import DirectFile
 from edge.weights.mapped import ModelInMemory, check_generates_text
 from edge.weights.memory import MIB, LoadRequest, MemoryNeed
+from edge.weights.on_gpu import GpuRequest, copy_to_gpu, share_of_gpu
 from edge.weights.paged_weights import PagedWeights
 from edge.weights.plan import PagePlan
 from edge.weights.reader import Reader
@@ -68,19 +69,23 @@ def load_within(
     tokens: bool,
     accounted: Callable[[MemoryNeed, PagePlan], None] | None,
     load: Callable[[Opening], Loaded],
+    gpu: GpuRequest | None = None,
 ) -> ModelInMemory:
     """Load a model so that the process never holds more than `options.memory` bytes.
 
-    load: loads the weights. For the other arguments see `Opening`.
+    load: loads the weights that are not on a GPU. For the other arguments see `Opening`.
+    gpu: part of the model that goes to a GPU; None: nothing.
     Raises NotEnoughMemory with the minimum budget and its parts, the errors of `load_stub`, and WeightsError.
     """
     file, hooks = request.file, request.hooks
-    model, own = load_stub(file)
+    share = share_of_gpu(request, gpu) if gpu is not None else None
+    model, own = load_stub(file, gpu_layers=share.native_layers if share else 0)
     try:
         with ExitStack() as closing:  # closes the context, the model, its weights, then their memory and files
             files, opened = closing.enter_context(ExitStack()), dict[Path, DirectFile]()
             closing.callback(own.close)
             after_model = closing.enter_context(ExitStack())
+            on_gpu = share.place(own.weights, after_model) if share is not None else []
             closing.callback(model.close)
             check_generates_text(model, file.path)
             for adapter in request.adapters:
@@ -88,9 +93,11 @@ def load_within(
             for path in file.paths:
                 opened[path] = DirectFile(path, *file.stamp(path))
                 files.callback(opened[path].close)
-            loaded = load(Opening(request, options, choose_batch, tokens, accounted, model, own.weights, opened))
+            opening = Opening(request, options, choose_batch, tokens, accounted, model, own.weights, opened, share)
+            loaded = load(opening)
             weights = loaded.weights
             after_model.callback(weights.close)  # also closes its reader
+            copy_to_gpu(on_gpu, opening.sources(), request.progress)
             node_hooks = weights.node_hooks(hooks)
             on_node = node_hooks.callback if node_hooks else None
             context = llama.Context(model, loaded.sizes, threads=request.threads, on_node=on_node)
@@ -99,8 +106,9 @@ def load_within(
             # A pass that hooks observed, or that changed recurrent states or windows, must not be computed twice.
             if tokens and not (hooks or model.is_recurrent or model.window):
                 weights.stop_pass = lambda: context.stopping.end_pass()
+            layers = share.layers if share is not None else None
             return ModelInMemory(
-                model, context, loaded.sizes, node_hooks, loaded.memory, closing.pop_all(), weights=weights
+                model, context, loaded.sizes, node_hooks, loaded.memory, closing.pop_all(), layers, weights
             )
     except OSError as error:  # the system gives no addresses, or too few
         raise NotEnoughMemory(
@@ -119,10 +127,10 @@ def _from_laid_out(share: PagePlan, reader: Reader, make: bool) -> PagePlan:
 _CHECKED = "loaded meta data with"  # llama.cpp's log line after it has read and checked all headers
 
 
-def load_stub(file: GgufFile, *, predictors: bool = False) -> tuple[llama.Model, CallerBuffer]:
+def load_stub(file: GgufFile, *, predictors: bool = False, gpu_layers: int = 0) -> tuple[llama.Model, CallerBuffer]:
     """Return llama.cpp's model of `file`, and its weights, still without memory.
 
-    predictors: see `llama.Model`.
+    predictors, gpu_layers: see `llama.Model`.
 
     Raises EngineError if llama.cpp refuses the file, or if the folder for temporary files is not usable.
     """
@@ -135,7 +143,7 @@ def load_stub(file: GgufFile, *, predictors: bool = False) -> tuple[llama.Model,
 
         try:
             with llama.forwarded_log(listen):
-                model = llama.Model(path, repack=False, own=own, predictors=predictors)
+                model = llama.Model(path, repack=False, own=own, predictors=predictors, gpu_layers=gpu_layers)
                 model.path = str(file.path)  # the stub is removed
                 return model, own
         except EngineError as error:

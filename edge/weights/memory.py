@@ -19,8 +19,9 @@ from partition.model.model import ModelShape
 from quant.types import CacheType
 
 MIB = 1 << 20
-_COMPUTE = re.compile(r"compute buffer size\s*=\s*([\d.]+) MiB")
+_COMPUTE = re.compile(r"(\S+) compute buffer size\s*=\s*([\d.]+) MiB")
 _OUTPUT = re.compile(r"output buffer size\s*=\s*([\d.]+) MiB")
+_LAYERS_CACHE = re.compile(r"(\S+) (?:KV|RS) buffer size\s*=\s*([\d.]+) MiB")  # of the layers in one device's memory
 _CACHE = re.compile(r"(?:llama_kv_cache|llama_memory_recurrent)\w*: size\s*=\s*([\d.]+) MiB")
 
 # Compute and output buffers are well below this if `_ample` returns True. Otherwise they are measured.
@@ -88,13 +89,25 @@ def dry_run(path: str | os.PathLike[str], sizes: ContextSizes, gpu_layers: int =
         return model.n_bytes, lines
 
 
-def context_parts(lines: Sequence[str]) -> dict[str, int]:
-    """Return the bytes by part of a context, from llama.cpp's log of its creation."""
+def context_parts(lines: Sequence[str], gpu: str | None = None) -> dict[str, int]:
+    """Return the bytes by part of a context, from llama.cpp's log of its creation.
 
-    def total(pattern: re.Pattern[str]) -> int:
-        return round(sum(float(match[1]) for line in lines if (match := pattern.search(line))) * MIB)
+    gpu: name of a GPU's buffers in that log; their bytes are left out. None: the bytes of all devices.
+    """
 
-    return {"KV cache": total(_CACHE), "compute buffers": total(_COMPUTE), "output buffer": total(_OUTPUT)}
+    def total(pattern: re.Pattern[str]) -> float:
+        return sum(float(match[1]) for line in lines if (match := pattern.search(line)))
+
+    def of_gpu(pattern: re.Pattern[str]) -> float:
+        return sum(float(m[2]) for line in lines if (m := pattern.search(line)) and m[1] == gpu)
+
+    compute = sum(float(m[2]) for line in lines if (m := _COMPUTE.search(line)) and m[1] != gpu)
+    parts = {
+        "KV cache": total(_CACHE) - of_gpu(_LAYERS_CACHE),
+        "compute buffers": compute,
+        "output buffer": total(_OUTPUT),
+    }
+    return {name: round(n_mib * MIB) for name, n_mib in parts.items()}
 
 
 def check(path: str | os.PathLike[str], shape: ModelShape, sizes: ContextSizes) -> MemoryNeed:

@@ -108,9 +108,10 @@ class PagingHooks:
 
     def _chooses(self, node: Node) -> bool:
         match = _CHOSEN.fullmatch(node.name)
-        if match:
-            self._choosing.add(int(match[1]))
-        return match is not None
+        if match is None or int(match[1]) not in self._roles.experts:  # the experts of other layers are on the GPU
+            return False
+        self._choosing.add(int(match[1]))
+        return True
 
     def _choose(self, experts: Experts, node: Node) -> None:
         layer, numbers = _layer(node), node.integers().tolist()

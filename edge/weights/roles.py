@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from edge.llama.buffers import ROW_GROUP, Weight
@@ -54,11 +54,17 @@ class Roles:
 
 
 def sort_weights(
-    weights: Mapping[str, Weight], sources: Mapping[str, tuple[DirectFile, int]], *, repack: bool, tokens: bool
+    weights: Mapping[str, Weight],
+    sources: Mapping[str, tuple[DirectFile, int]],
+    *,
+    repack: bool,
+    tokens: bool,
+    on_gpu: Collection[str] = (),
 ) -> Roles:
     """Return the roles of `weights`.
 
     sources: file and offset of each weight.
+    on_gpu: names of weights that have no role, because they are in GPU memory.
     repack: repack factors for this CPU.
     tokens: batches contain tokens instead of hidden states.
     """
@@ -70,6 +76,8 @@ def sort_weights(
     experts: dict[int, dict[int, Piece]] = {}  # by layer and order of use
     rest = []
     for name, weight in weights.items():
+        if name in on_gpu:
+            continue
         block = block_of(name) or 0
         if match := _FACTOR.fullmatch(name):
             factors[block, _FACTORS.index(match[1])] = piece(weight, True)
@@ -78,7 +86,7 @@ def sort_weights(
         elif name not in (HEAD, TABLE):
             rest.append(piece(weight, False))
     tied = HEAD not in weights
-    head = weights.get(TABLE if tied else HEAD)
+    head = None if HEAD in on_gpu else weights.get(TABLE if tied else HEAD)
     table = weights.get(TABLE)
     if table is not None and not tied and not tokens:  # unused stub of a table
         rest.append(piece(table, False))

@@ -180,7 +180,7 @@ def limit_options(options: EngineOptions, limits: ResourceLimits) -> EngineOptio
     """Return the options with threads, GPU layers and GPU memory reduced to the limits."""
     requested, most = options.gpu_layers, limits.gpu_layers
     threads = min(options.threads or limits.threads, limits.threads)
-    if limits.gpu_memory is not None and options.memory is None and 0 not in (requested, most):
+    if limits.gpu_memory is not None and 0 not in (requested, most):
         return replace(options, threads=threads, gpu_layers=None, gpu_memory=limits.gpu_memory)
     return replace(
         options,

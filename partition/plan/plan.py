@@ -106,8 +106,6 @@ class Shard:
             raise PlanError(f"{self.device}: gpu_layers is {self.gpu_layers}, expected 0 or more")
         if self.memory is not None and self.memory < 1:
             raise PlanError(f"{self.device}: memory is {self.memory}, expected 1 byte or more")
-        if self.memory is not None and self.gpu_layers:
-            raise PlanError(f"{self.device}: memory is a budget without a GPU, and gpu_layers is {self.gpu_layers}")
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values, without values that are the device's default."""

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge.errors import EngineError
 from edge.llama import ggml, llama
 from edge.llama.llama import ContextSizes
 from edge.llm.engine import Engine
@@ -152,11 +151,6 @@ def test_it_is_said_beside_the_threads(tmp_path: Path) -> None:
     assert json.loads(done.stdout)["gpu_layers"]["of"] == 9
     done = run_edge("chat", "-p", "hi", "--max-tokens", "1", "--json", "--gpu-layers", "3")
     assert json.loads(done.stdout)["gpu_layers"] == {"layers": 3, "of": 9, "why": "as asked for"}
-
-
-def test_a_budget_and_layers_on_the_gpu_are_refused() -> None:
-    with pytest.raises(EngineError, match="excludes gpu_layers"):
-        EngineOptions(memory=1 << 30, gpu_layers=1)
 
 
 def test_a_budget_alone_computes_on_the_processor(expected: list[int]) -> None:

@@ -23,7 +23,7 @@ from edge.llm.options import EngineOptions, reproducible
 from edge.models.demo import MODEL_PATH
 from edge.weights import gpu_budget as load
 from partition.architectures.table import ARCHITECTURES
-from partition.predict.gpu_memory import GpuBudget
+from partition.predict.residency import GpuBudget
 from tests.support.deployments import deployed, pipeline, tensor
 from tests.support.slices import synthetic
 from tests.support.thorough import thorough
@@ -38,7 +38,7 @@ USUALLY = (NOT_STREAMED[0], "kimi-linear", "qwen35", "glm4moe", "deepseek2", "gp
 @pytest.fixture(name="on_processor")
 def _on_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     """The processor is the GPU."""
-    monkeypatch.setattr("edge.llm.engine.first_gpu", ggml.cpu_device)
+    monkeypatch.setattr("edge.weights.budgets.first_gpu", ggml.cpu_device)
 
 
 def budget_of(engine: TextEngine) -> GpuBudget:
@@ -181,8 +181,8 @@ def test_what_is_measured_is_remembered_by_the_batch_and_the_layers(monkeypatch:
     Driver(monkeypatch)
     keys: list[str] = []
     monkeypatch.setattr("edge.weights.gpu_budget.processor_rows", lambda batch, a_pass, key: keys.append(key()) or 0)
-    for name, value in (("_PRODUCTS_BYTES", 0), ("MARGIN_BYTES", 1 << 20)):
-        monkeypatch.setattr(f"edge.weights.gpu_budget.{name}", value)
+    monkeypatch.setattr("edge.weights.gpu_parts._PRODUCTS_BYTES", 0)
+    monkeypatch.setattr("edge.weights.gpu_budget.MARGIN_BYTES", 1 << 20)
     for batch in (32, 32, 16):
         with Engine(MODEL_PATH, replace(OPTIONS, batch=batch, gpu_memory=8400 << 10)) as engine:
             assert budget_of(engine).streamed
@@ -195,7 +195,8 @@ def test_a_budget_holds_what_the_driver_really_gives(kib: int, monkeypatch: pyte
     with Engine(MODEL_PATH, OPTIONS) as engine:
         expected = answer(engine)
     driver = Driver(monkeypatch)
-    for name, value in (("processor_rows", lambda *_: 0), ("_PRODUCTS_BYTES", 0), ("MARGIN_BYTES", 1 << 20)):
+    monkeypatch.setattr("edge.weights.gpu_parts._PRODUCTS_BYTES", 0)
+    for name, value in (("processor_rows", lambda *_: 0), ("MARGIN_BYTES", 1 << 20)):
         monkeypatch.setattr(f"edge.weights.gpu_budget.{name}", value)
     with Engine(MODEL_PATH, replace(OPTIONS, gpu_memory=kib << 10)) as engine:
         account = budget_of(engine)
@@ -386,7 +387,7 @@ def test_without_a_gpu_it_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("others", "named"),
-    [({"memory": 1 << 30}, "memory"), ({"gpu_layers": 0}, "gpu_layers"), ({"lora": ["a.gguf"]}, "lora")],
+    [({"gpu_layers": 0}, "gpu_layers"), ({"lora": ["a.gguf"]}, "lora")],
 )
 def test_options_that_do_not_go_with_it(others: dict[str, object], named: str) -> None:
     with pytest.raises(EngineError, match=f"gpu_memory decides how much the GPU holds; leave it out, or {named}"):

@@ -25,9 +25,7 @@ def test_it_reaches_the_engine() -> None:
     assert parsed().gpu_memory is None
 
 
-@pytest.mark.parametrize(
-    "option", [("--memory", "1GiB"), ("--gpu-layers", "0"), ("--lora", "a.gguf"), ("--reproducible",)]
-)
+@pytest.mark.parametrize("option", [("--gpu-layers", "0"), ("--lora", "a.gguf"), ("--reproducible",)])
 def test_what_does_not_go_with_it(option: tuple[str, ...]) -> None:
     with pytest.raises(UsageError, match=f"{option[0]} does not go with --gpu-memory"):
         parsed("--gpu-memory", "1GiB", *option)

@@ -38,7 +38,7 @@ def test_the_dry_run_says_what_the_real_run_takes(synthetic: Synthetic, arch: st
     need = memory.need(path, ContextSizes(context=512, batch=32, kv=cache_type("f16")))
     with llama.captured_log() as lines:
         Engine(path, replace(OPTIONS, context=512)).close()
-    real = sum(float(result[1]) for line in lines if (result := memory._COMPUTE.search(line))) * MIB
+    real = sum(float(result[2]) for line in lines if (result := memory._COMPUTE.search(line))) * MIB
     assert real > 0
     assert need.parts["compute buffers"] == pytest.approx(real, abs=0.02 * MIB)
 

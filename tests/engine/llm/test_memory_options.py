@@ -68,10 +68,12 @@ def test_they_are_about_a_budget(option: tuple[str, ...]) -> None:
         parsed(*option)
 
 
-def test_a_budget_goes_without_a_gpu() -> None:
-    with pytest.raises(UsageError, match="--memory limits this machine's own memory"):
-        parsed("--memory", "1GiB", "--gpu-layers", "3")
-    assert parsed("--memory", "1GiB", "--gpu-layers", "0").memory == 1 << 30
+def test_a_budget_goes_with_layers_on_a_gpu_but_not_with_adapters_there() -> None:
+    assert parsed("--memory", "1GiB", "--gpu-layers", "3").gpu_layers == 3
+    assert parsed("--memory", "1GiB", "--gpu-memory", "1GiB").gpu_memory == 1 << 30
+    assert parsed("--memory", "1GiB", "--gpu-layers", "0", "--lora", "a.gguf").memory == 1 << 30
+    with pytest.raises(UsageError, match="--lora does not go with both --memory and --gpu-layers"):
+        parsed("--memory", "1GiB", "--gpu-layers", "3", "--lora", "a.gguf")
 
 
 @pytest.mark.parametrize(

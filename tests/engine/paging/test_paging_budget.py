@@ -249,7 +249,7 @@ def context(path: Path, mib: int, **more: Any) -> int:
         ({"memory": MIB, "io_threads": 65}, "io_threads must be from 1 to 64, got 65"),
         ({"memory": MIB, "io_chunk": 0}, "io_chunk must be from 1 to"),
         ({"memory": MIB, "io_chunk": 1 << 30}, "io_chunk must be from 1 to"),
-        ({"memory": MIB, "gpu_layers": 2}, "excludes gpu_layers"),
+        ({"memory": MIB, "gpu_layers": 2, "lora": ["a.gguf"]}, "leave lora or gpu_layers out"),
         ({"window": MIB}, "need a memory budget; set memory"),
         ({"io_threads": 1}, "need a memory budget; set memory"),
         ({"io_chunk": 4096}, "need a memory budget; set memory"),

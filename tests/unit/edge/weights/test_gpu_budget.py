@@ -6,10 +6,10 @@ from hypothesis import strategies as st
 
 from edge.llama.llama import ContextSizes
 from edge.models.demo import MODEL_PATH
-from edge.weights.gpu_budget import fixed_parts, too_little
 from edge.weights.gpu_layers import GpuLayers
+from edge.weights.gpu_parts import fixed_parts, too_little
 from partition.model.file import ModelFile
-from partition.predict.gpu_memory import GpuBudget, share_out
+from partition.predict.residency import GpuBudget, share_out
 from quant.types import type_by_name
 
 LAYERS = st.lists(st.integers(1, 1000), min_size=3, max_size=40).map(lambda sizes: dict(enumerate(sizes)))
@@ -73,7 +73,7 @@ def test_too_little_names_the_parts_and_what_is_free() -> None:
 
 
 def test_it_is_in_what_commands_print() -> None:
-    budget = GpuBudget(100, {"head": 10, "layers": 50}, (1, 3, 5), 4)
+    budget = GpuBudget(100, {"head": 10, "layers": 50}, (1, 3, 5), 4, (0, 2))
     assert GpuLayers(4, 7, "because", budget).to_json() == {
         "layers": 4,
         "of": 7,
@@ -84,5 +84,6 @@ def test_it_is_in_what_commands_print() -> None:
             "parts": {"head": 10, "layers": 50},
             "streamed_layers": [1, 3, 5],
             "processor_rows": 4,
+            "processor_experts": [0, 2],
         },
     }

@@ -1,0 +1,60 @@
+"""Budgets of memory and GPU memory, as a user sets them or as the machine has them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from devices.probe import available_memory, own_rss
+from edge.errors import EngineError
+from edge.llama import ggml, llama
+from edge.weights.gpu_layers import SPARE_BYTES
+from edge.weights.on_gpu import GpuRequest
+from partition.model.model import ModelShape
+
+PAGED_SHARE = 0.8  # share of the available memory that a model gets if it does not fit
+
+
+@dataclass(frozen=True)
+class Budgets:
+    """Budgets of one model."""
+
+    memory: int | None  # bytes of the whole process; None: the weights are mapped, or stream through a GPU
+    gpu: GpuRequest | None  # None: nothing, or the layers that llama.cpp places on a GPU
+
+
+def first_gpu() -> int:
+    """Return ggml's handle of the first GPU. Raises EngineError if there is none."""
+    gpus = ggml.gpu_devices() if llama.has_gpu() else []
+    if not gpus:
+        raise EngineError(
+            "GPU memory was requested, but this build of llama.cpp finds no GPU; leave --gpu-memory out, or"
+            " install llama-cpp-python built for the GPU"
+        )
+    return gpus[0]
+
+
+def chosen_budgets(shape: ModelShape, *, memory: int | None, gpu_memory: int | None, gpu_layers: int | None) -> Budgets:
+    """Return the budgets of a model. memory, gpu_memory and gpu_layers are options of the user; None: not set.
+
+    Without options, a model gets a budget if it is larger than the available memory, or if it has experts and does not
+    fit on the GPU as a whole, because then its dense weights belong there first.
+
+    Raises EngineError if a GPU was requested and there is none.
+    """
+    request = None
+    if gpu_memory is not None:
+        request = GpuRequest(first_gpu(), budget=gpu_memory)
+    elif memory is not None and gpu_layers:
+        request = GpuRequest(first_gpu(), layers=gpu_layers)
+    if memory is not None:
+        return Budgets(memory, request)
+    free, best = available_memory(), request
+    gpus = ggml.gpu_devices() if request is None and gpu_layers is None and llama.has_gpu() else []
+    if gpus:
+        on_first = max(0, (ggml.gpu_free_bytes(gpus[:1]) or 0) - SPARE_BYTES)
+        best = GpuRequest(gpus[0], budget=on_first, is_required=False)
+    on_gpu = best.budget or 0 if best is not None else 0
+    has_experts_elsewhere = best is not None and shape.n_experts > 0 and shape.weight_bytes > on_gpu
+    if shape.weight_bytes <= free + on_gpu and not has_experts_elsewhere:
+        return Budgets(None, request)
+    return Budgets(own_rss() + round(PAGED_SHARE * free), best)
