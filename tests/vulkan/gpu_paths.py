@@ -15,7 +15,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
+from edge.errors import NotEnoughMemory
 from edge.llama import ggml, llama
 from edge.llama.llama import ContextSizes
 from edge.llm.engine import Engine
@@ -127,7 +129,7 @@ def test_ranks_measure_each_for_itself(one_worker: Worker, expected: list[int]) 
 
 def test_as_many_as_have_room_where_it_is_fast(expected: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU of this speed, and of little memory, beside a processor that is slower."""
-    baseline = gpu_layers._context_buffers(MODEL_PATH, SIZES) + gpu_layers._SPARE_BYTES
+    baseline = gpu_layers._context_buffers(MODEL_PATH, SIZES) + gpu_layers.SPARE_BYTES
     sizes = gpu_layers.layer_sizes(ModelFile.open(MODEL_PATH).shape, SIZES)
     monkeypatch.setattr(ggml, "gpu_free_bytes", lambda: baseline + sum(sizes[:4]))
     monkeypatch.setattr(gpu_layers, "_time_token", lambda *provided: BestTime(1.0 if provided[-1] else 2.0, True))
@@ -158,8 +160,8 @@ def test_a_budget_alone_computes_on_the_processor(expected: list[int]) -> None:
         assert greedy(engine) == expected
 
 
-def run_streamed(path: Path, budget: int, env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(Path(__file__).with_name("streamed.py")), str(path), str(budget)]
+def run_streamed(path: Path, budget: int, env: Mapping[str, str], *memory: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(Path(__file__).with_name("streamed.py")), str(path), str(budget), *memory]
     return subprocess.run(command, env=os.environ | env, capture_output=True, text=True, timeout=300, check=False)
 
 
@@ -206,6 +208,62 @@ def test_streamed_layers_compute_the_bits_of_resident_ones(model: str, request: 
     assert result["digest"] == resident["digest"]
 
 
+@pytest.fixture(scope="module")
+def experts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of 6 layers, with 32 experts each."""
+    path = tmp_path_factory.mktemp("experts") / "experts.gguf"
+    figures = {"experts": 32, "experts_used": 4, "expert_ff": 256, "head_size": 64}
+    return synthetic(path, "qwen3moe", "q8_0", layers=6, embd=512, ff=512, heads=8, kv=2, vocab=2048, **figures)
+
+
+def logits(path: Path, options: EngineOptions) -> tuple[NDArray[np.float32], Engine]:
+    """Return the logits of a prompt and of some tokens, and the engine, which is closed."""
+    with Engine(path, options) as engine:
+        rows = [engine.decode(list(range(264, 284)), 0).copy()]
+        rows += [engine.decode([300 + i], 20 + i).copy() for i in range(STEPS)]
+        return np.stack(rows), engine
+
+
+@pytest.mark.parametrize("model", ["larger", "experts"])
+@pytest.mark.parametrize(
+    "on_gpu",
+    [
+        {"gpu_layers": 1},
+        {"gpu_layers": 4},
+        {"gpu_layers": ALL},
+        {"gpu_memory": 0.4},
+        {"gpu_memory": 0.7},
+        {"gpu_memory": 1.0},
+    ],
+    ids=str,
+)
+def test_weights_on_the_gpu_in_memory_and_on_disk(
+    model: str, on_gpu: dict[str, Any], request: pytest.FixtureRequest
+) -> None:
+    """Each placement with all other weights in memory, and with as many on disk as possible."""
+    path: Path = request.getfixturevalue(model)
+    expected, _ = logits(path, ON_CPU)
+    if "gpu_memory" in on_gpu:
+        with Engine(path, replace(AUTO, memory=1 << 33, gpu_memory=1 << 33)) as engine:
+            assert engine.gpu_layers is not None
+            assert engine.gpu_layers.budget is not None
+            parts = engine.gpu_layers.budget.parts
+        weights = parts["layers"]
+        on_gpu = {"gpu_memory": sum(parts.values()) - weights + round(on_gpu["gpu_memory"] * weights)}
+    options = replace(AUTO, **on_gpu)
+    with pytest.raises(NotEnoughMemory) as caught:
+        Engine(path, replace(options, memory=1 << 20))
+    least_memory = caught.value.least
+    assert least_memory is not None
+    for memory in (1 << 33, least_memory + (24 << 20)):  # the driver takes memory from one load to the next
+        result, engine = logits(path, replace(options, memory=memory))
+        difference = np.abs(result - expected) / expected.std()  # the processor rounds to 8 bits, the GPU does not
+        assert difference.max() < 0.15
+        assert (difference**2).mean() < 0.04**2
+        assert engine.gpu_layers is not None
+        print(model, on_gpu, memory >> 20, engine.gpu_layers.describe(), engine.paging and engine.paging.plan.pages)
+
+
 def test_few_rows_of_streamed_layers_are_computed_by_the_processor(larger: Path) -> None:
     """Tokens are those of the processor, or of the GPU: in turns, as prompts and answers follow each other."""
     with Engine(larger, replace(ON_CPU, gpu_layers=None, gpu_memory=least(larger))) as engine:
@@ -240,6 +298,21 @@ def test_the_budget_is_never_passed(larger: Path, tmp_path: Path) -> None:
         counts.add(len(result["budget"]["streamed_layers"]))
     assert min(counts) == 0
     assert max(counts) >= 4
+
+
+def test_the_budget_beside_one_of_memory_is_never_passed(experts: Path, tmp_path: Path) -> None:
+    """Ten runs with a GPU that has memory of its own."""
+    peak = tmp_path / "peak"
+    env = {"LD_PRELOAD": os.environ["EDGE_VK_DISCRETE"], "EDGE_VK_PEAK": str(peak)}
+    placements = set()
+    for budget in range(100 << 20, 150 << 20, 5 << 20):
+        done = run_streamed(experts, budget, env, str(1 << 31))
+        assert done.returncode == 0, done.stderr
+        result = json.loads(done.stdout)
+        print(f"budget {budget}, account {result['budget']['total_bytes']}, peak {peak.read_text()}", result["why"])
+        assert int(peak.read_text()) <= budget
+        placements.add((result["layers"], len(result["budget"]["processor_experts"])))
+    assert len(placements) >= 3
 
 
 def test_the_budget_is_an_option(tmp_path: Path) -> None:

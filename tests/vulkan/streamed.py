@@ -1,6 +1,7 @@
-"""Answers of a model within a budget of a GPU's memory: streamed.py MODEL BUDGET. Prints JSON.
+"""Answers of a model within a budget of a GPU's memory: streamed.py MODEL BUDGET [MEMORY]. Prints JSON.
 
-A budget of 0: all layers on the GPU. Passes of few rows are computed there, too, as the processor rounds otherwise."""
+MEMORY: budget of the process. A budget of 0: all layers on the GPU. Passes of few rows are computed there, too, as the
+processor rounds otherwise."""
 
 import hashlib
 import json
@@ -21,6 +22,8 @@ def main() -> None:
     vars(load)["processor_rows"] = lambda *_: 0
     path, budget = Path(sys.argv[1]), int(sys.argv[2])
     on_gpu = {"gpu_memory": budget} if budget else {"gpu_layers": 99}
+    if len(sys.argv) > 3:
+        on_gpu["memory"] = int(sys.argv[3])
     with Engine(path, EngineOptions(threads=1, context=128, batch=32, **on_gpu)) as engine:
         rows = [engine.decode(PROMPT, 0).copy()]
         for i in range(STEPS):
