@@ -141,19 +141,19 @@ def test_a_driver_without_the_memory_it_reported_is_an_error_that_frees_all(
             freed.append(self.n_bytes)
             super().close()
 
-    given = list[int]()
+    allocated = list[int]()
 
     def once(device: Device, n_bytes: int) -> DeviceBuffer:
-        if given:
+        if allocated:
             raise NotEnoughMemory("the GPU has no memory left")
-        given.append(n_bytes)
+        allocated.append(n_bytes)
         return Counted(allocate(device, n_bytes))
 
     monkeypatch.setattr("edge.llama.buffers._max_size", lambda _: max(layer.dense for layer in layers))
     monkeypatch.setattr(Device, "allocate", once)
     with pytest.raises(NotEnoughMemory, match="no memory left"):
         paged(path, ALL_FITS, OPTIONS, gpu_memory=ALL_ON_GPU)
-    assert freed == given
+    assert freed == allocated
 
 
 def test_layers_on_a_gpu_need_one(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
