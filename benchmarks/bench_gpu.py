@@ -1,11 +1,13 @@
 """A memory budget on a GPU compared with llama.cpp's own offload; and a GPU and the processor as two stages.
 
-    python benchmarks/bench_gpu.py [--only budget|prompts|stages] [--work DIR] [--model NAME] [--json [FILE]]
+    python benchmarks/bench_gpu.py [--only budget|prompts|experts|stages] [--work DIR] [--model NAME] [--json [FILE]]
 
 | section | question                                                                                          |
 | budget  | does a process ever use more GPU memory than --gpu-memory?                                        |
 | prompts | how long do a prompt of 512 tokens and a token take, compared with llama.cpp's offload in the     |
 |         | same number of bytes?                                                                             |
+| experts | the same for a model with experts (a quarter of qwen3-30b-a3b), compared with llama.cpp's        |
+|         | --n-cpu-moe in the same number of bytes                                                           |
 | stages  | eight answers at once: is one process with layers on the GPU and the processor or are two stages  |
 |         | faster?                                                                                           |
 
@@ -27,7 +29,7 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from benchmarks.gpu_side import LOCKED, SIZES, STREAMED
+from benchmarks.gpu_side import EXPERTS, LOCKED, PLACED, SIZES, STREAMED
 from benchmarks.harness import (
     MIB,
     ROOT,
@@ -54,11 +56,13 @@ from edge.models.demo import MODEL_PATH
 from edge.weights import memory
 from edge.weights.gpu_layers import layer_sizes
 from edge.weights.gpu_parts import PRODUCTS, fixed_parts
+from edge.weights.on_gpu import layers_of
 from partition.model.file import ModelFile
 from partition.model.model import ModelShape
 
 SIDE = Path(__file__).with_name("gpu_side.py")
 RUN_S = 300.0
+EXPERT_SHARES = (0.0, 0.4, 0.8)  # of the experts, that the budget has room for
 SHARES = (0.25, 0.5)  # of the layers, that the budget has room for beside the buffers
 RUNS = 10
 TIMES = ("prompt_s", "token_s", "peak_bytes")
@@ -208,6 +212,54 @@ def show_prompts(figures: Figures) -> str:
     return table(header, lines)
 
 
+# --- experts ---
+
+
+def experts(folder: Path, args: argparse.Namespace) -> Figures:
+    """Seconds of a prompt and of a token of a model with experts, by the share of its experts that fits on the GPU."""
+    needs_gpu()
+    path = Models(args.work or folder, keep=True)("tiny-moe" if args.tiny else "moe")
+    file = ModelFile.open(path)
+    name = Device(ggml.gpu_devices()[0]).buffer_name
+    parts = fixed_parts(file, SIZES, memory.dry_run(path, SIZES, -1)[1], name)
+    layers = layers_of(file, SIZES, parts["KV cache"])
+    dense = sum(layer.dense for layer in layers)
+    result: Figures = {}
+    for share in EXPERT_SHARES:
+        size = sum(parts.values()) + dense + round(share * sum(layer.experts for layer in layers))
+        # As many layers' experts as fit, in the same bytes.
+        fit, room = 0, size - sum(parts.values()) - dense
+        while fit < len(layers) and sum(layer.experts for layer in layers[-fit - 1 :]) <= room:
+            fit += 1
+        sides = {
+            EXPERTS: partial(side, path, EXPERTS, len(layers) - fit),
+            PLACED: partial(side, path, PLACED, size),
+        }
+        rounds = alternate(sides, args.rounds or (1 if args.tiny else 3), warm_up=False)
+        result[f"{share:g}"] = {
+            "budget_bytes": size,
+            "layers": fit,
+            "of": len(layers),
+            "medians": medians(rounds),
+            "bests": bests(rounds),
+            "compared": compared(rounds, PLACED, EXPERTS),
+        }
+    return {"shares": result}
+
+
+def show_experts(figures: Figures) -> str:
+    lines = [
+        [how, f"{item['budget_bytes'] / MIB:,.0f}", f"{item['layers']} of {item['of']}"]
+        + [f"{best['peak_bytes'] / MIB:,.0f}"]
+        + [f"{best[key] * 1e3:.1f}" for key in ("prompt_s", "token_s")]
+        + [ratio_text(row) for row in item["compared"] if how == EXPERTS and row["figure"] != "peak_bytes"]
+        for item in figures["shares"].values()
+        for how, best in item["bests"].items()
+    ]
+    header = ["", "budget, MiB", "layers' experts on the GPU", "peak, MiB", "prompt, ms", "token, ms"]
+    return table([*header, "prompt: placed", "token: placed"], [[*line, "", ""][: len(header) + 2] for line in lines])
+
+
 # --- the processor as a stage ---
 
 
@@ -267,6 +319,7 @@ def show_stages(figures: Figures) -> str:
 SECTIONS = {
     "budget": Section(budget, show_budget),
     "prompts": Section(prompts, show_prompts),
+    "experts": Section(experts, show_experts),
     "stages": Section(stages, show_stages),
 }
 

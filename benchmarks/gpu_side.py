@@ -2,18 +2,21 @@
 
     gpu_side.py MODEL HOW AMOUNT
 
-AMOUNT: bytes of a budget where layers are streamed, else layers on the GPU. Prints JSON.
+AMOUNT: bytes of a budget, layers on the GPU, or layers whose experts the processor computes. Prints JSON.
 """
 
 from __future__ import annotations
 
+import ctypes as C
 import json
 import sys
 import threading
 import time
 from dataclasses import replace
+from typing import Any
 
 from edge.llama import ggml, llama
+from edge.llama.buffers import CallerBuffer, _cpu_type, _Override
 from edge.llama.library import llama_cpp as L
 from edge.llama.llama import ContextSizes
 from edge.llm.engine import Engine
@@ -21,6 +24,7 @@ from edge.llm.options import EngineOptions
 from quant.types import cache_type
 
 LOCKED, STREAMED = "llama.cpp, page-locked", "streamed"
+EXPERTS, PLACED = "llama.cpp, --n-cpu-moe", "placed"
 PROMPT = 512
 TOKENS = 16
 OPTIONS = EngineOptions(context=2 * PROMPT, batch=PROMPT)
@@ -54,12 +58,30 @@ class Peak:
         self._thread.join()
 
 
+class ExpertsOnProcessor(llama.Model):
+    """A model whose first layers' experts are in the processor's memory, as with llama.cpp's --n-cpu-moe."""
+
+    layers = 0
+
+    def __init__(self, path: str, **options: Any) -> None:
+        own = CallerBuffer()
+        pattern = rb"blk\.(" + b"|".join(str(n).encode() for n in range(self.layers)) + rb")\.ffn_(up|down|gate)_exps"
+        overrides = (_Override * 2)(_Override(pattern, _cpu_type()), _Override(None, None))
+        own.overrides = C.addressof(overrides)
+        super().__init__(path, **options, own=own if self.layers else None)
+        self.own_memory = None  # llama.cpp copies weights to the GPU for prompts, as it does by itself
+        self._overrides = overrides
+
+
 def main() -> None:
     path, how, amount = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    if how == EXPERTS:
+        ExpertsOnProcessor.layers, amount = amount, 999
+        vars(llama)["Model"] = ExpertsOnProcessor
     if how == LOCKED:
         L.LLAMA_LOAD_MODE_MMAP = L.LLAMA_LOAD_MODE_NONE  # as --no-mmap: edge itself always maps files
-    streamed = how == STREAMED
-    options = replace(OPTIONS, gpu_memory=amount) if streamed else replace(OPTIONS, gpu_layers=amount)
+    has_budget = how in (STREAMED, PLACED)
+    options = replace(OPTIONS, gpu_memory=amount) if has_budget else replace(OPTIONS, gpu_layers=amount)
     llama.initialise()
     took: dict[str, float] = {}
     with Peak() as peak, Engine(path, options) as engine:
@@ -84,6 +106,7 @@ def main() -> None:
             "budget_bytes": account.budget,
             "account_bytes": sum(account.parts.values()),
             "streamed": len(account.streamed),
+            "processor_experts": len(account.processor_experts),
         }
     print(json.dumps(took))
 

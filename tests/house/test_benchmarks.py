@@ -216,7 +216,7 @@ def test_gpu() -> None:
     """Where llama.cpp finds no GPU, each section says so."""
     result = run("bench_gpu")
     left_out = result.get("left_out", {})
-    assert {*left_out, *result} >= {"budget", "prompts", "stages"}
+    assert {*left_out, *result} >= {"budget", "prompts", "experts", "stages"}
     assert all("finds no GPU" in why for why in left_out.values())
 
 
