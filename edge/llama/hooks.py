@@ -94,18 +94,18 @@ class NodeHooks:
         self._learning = True
         self._index = 0
         self._run: _Run = ()  # functions of the node that is computed next
-        self._ended = False
+        self._idle = self._ended = False
         self._interrupted = False  # by Ctrl-C; the graph ends at its next node
         self._error: BaseException | None = None
-        self._unskip: Callable[[], None] | None = None  # restores the node that was skipped after an error
+        self._unskip: list[Callable[[], None]] = []  # restore the nodes that were skipped after the end
 
     def decode(self, context: Context, rows: Batch, n: int, outputs: int) -> None:
         """Decode the first `n` rows. `outputs` of them give logits. Raises the errors of `Context.decode`, hooks and
         `end`."""
         if context._handle:
             use_node_callback(context._handle, context._on_node if self._hooks else None)
-        if not self._hooks:
-            self._ended = True  # a new graph still calls back
+        self._idle = not self._hooks  # a new graph still calls back
+        if self._idle:
             context.decode(rows, n)
             return
         kind = (n, outputs, context.active_adapters, context.gives_hidden, rows.has_embeddings, rows.causal)
@@ -138,9 +138,8 @@ class NodeHooks:
         Raises the error of a hook, KeyboardInterrupt after Ctrl-C, or EngineError if the graph differs from the cached
         one.
         """
-        if self._unskip is not None:
-            self._unskip()
-            self._unskip = None
+        while self._unskip:
+            self._unskip.pop()()
         if self._interrupted:
             raise KeyboardInterrupt from self._error
         if self._error is not None:
@@ -175,10 +174,16 @@ class NodeHooks:
                     if run(node) is False:
                         self._ended = True
                 return not self._ended
+            if self._idle:
+                return False
             if self._ended:
                 if self._interrupted and self._error is None:
                     raise KeyboardInterrupt
-                return False
+                # With a GPU, a graph has several parts, and llama.cpp goes on with the next part. It computes nothing
+                # of it: its inputs are missing.
+                self._unskip.append(Node(address).skip())
+                self._run = ()
+                return True
             if self._learning:
                 node = Node(address)
                 self._plan.append(_Hooks.from_hooks([hook for hook in self._hooks if hook.wants(node)]))
@@ -202,7 +207,7 @@ class NodeHooks:
         except BaseException as error:
             self._error, self._ended, self._run = error, True, ()
             if ask:  # Do not compute this node: its input may be missing, and ggml aborts the process on wrong numbers.
-                self._unskip = Node(address).skip()
+                self._unskip.append(Node(address).skip())
             return ask  # True: llama.cpp calls again after this node, and the graph ends there
 
 

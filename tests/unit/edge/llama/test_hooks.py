@@ -2,6 +2,7 @@
 
 import ctypes
 import signal
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -107,6 +108,51 @@ def test_returning_false_ends_the_graph(synthetic: Synthetic) -> None:
         for start in (0, 4):
             engine.decode(TOKENS, start)
     assert seen == ["l_out-0", "l_out-0"]
+
+
+@pytest.mark.parametrize("at", ["before", "run", "end"])
+def test_nothing_of_the_next_part_of_a_graph_is_computed_after_the_end(
+    at: str, synthetic: Synthetic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a GPU, a graph has several parts. After the end of one, llama.cpp begins the next one at its first node."""
+    addresses: dict[str, int] = {}
+    parts: list[tuple[bool, str, bool]] = []
+
+    def wants(node: Node) -> bool:
+        addresses[node.name] = node.address
+        return node.name == "l_out-0"
+
+    def fail(_: Node) -> bool:
+        if broken:
+            raise KeyError("l_out-0")
+        return True
+
+    hook = Hook(wants, fail if at == "run" else lambda _: not broken, fail if at == "before" else None)
+    broken, call = False, NodeHooks.callback
+
+    def with_next_part(hooks: NodeHooks, address: int, ask: bool, unused: None) -> bool:
+        goes_on = call(hooks, address, ask, unused)
+        if not ask and not goes_on:
+            later = Node(addresses["l_out-1"])
+            for _ in range(2):
+                parts.append(
+                    (call(hooks, later.address, True, unused), later.op, call(hooks, later.address, False, unused))
+                )
+        return goes_on
+
+    monkeypatch.setattr(NodeHooks, "callback", with_next_part)
+    with Engine(synthetic("llama"), OPTIONS, hooks=[hook]) as engine:
+        expected = engine.decode(TOKENS, 0).copy()
+        engine.kv_clear()
+        engine.decode(TOKENS, 0)
+        broken = True
+        engine.kv_clear()
+        with nullcontext() if at == "end" else pytest.raises(KeyError):
+            engine.decode(TOKENS, 0)
+        broken = False
+        assert parts == [(True, "NONE", False)] * 2
+        engine.kv_clear()
+        np.testing.assert_array_equal(engine.decode(TOKENS, 0), expected)
 
 
 @pytest.mark.parametrize("is_remembered", [False, True])
