@@ -138,7 +138,8 @@ class GroupCost:
     A prompt of P tokens is computed in chunks of c tokens; each chunk attends to earlier chunks:
         prompt = sum over chunks of (step(c) + k (layer(c) + c x earlier tokens x prompt_token)) + [last] head(1)
     A device that pages reads the bytes without room from disk in every pass, while it computes:
-        seconds = max(the above, max_r paged bytes_r / disk_r)
+        seconds = max(the above, max_r read bytes_r / disk_r)
+    Experts come last into memory, and a pass of b rows reads the share 1 - (1 - used / experts)^b of those on disk.
     """
 
     def __init__(self, work: Work, speeds: Sequence[DeviceSpeed], shards: Sequence[Shard], links: Links) -> None:
@@ -253,7 +254,7 @@ class GroupCost:
         return [np.minimum(need, speed.memory_bytes) for need, speed in zip(needs, self.speeds, strict=True)]
 
     def paged(self, k: Numbers, weights: Numbers, kv: Numbers, last: Numbers) -> list[Numbers]:
-        """Return the bytes of weights that each rank reads again in every pass: needed bytes minus memory.
+        """Return the bytes of weights that each rank has on disk only: needed bytes minus memory.
 
         The result is inf if the rank cannot page, because two layers, KV cache and runtime do not fit.
         """
@@ -266,8 +267,21 @@ class GroupCost:
             paged_bytes.append(np.where((short > 0) & ((not can) | (window > speed.memory_bytes)), np.inf, short))
         return paged_bytes
 
-    def disk_s(self, paged: Sequence[Numbers]) -> Numbers:
-        """Return seconds in which the slowest disk reads the paged bytes."""
+    def disk_s(self, paged: Sequence[Numbers], k: Numbers, weights: Numbers, rows: float) -> Numbers:
+        """Return seconds in which the slowest disk reads what a pass of `rows` rows uses of the paged bytes.
+
+        If all experts are used equally often, it makes no difference which of them are in memory.
+        """
+        shape, average = self.work.shape, self.work.limits.layer_bytes
+        if shape.n_experts > shape.n_experts_used > 0:
+            used = shape.n_experts_used / shape.n_experts
+            token_bytes = np.asarray(k) * sum(average) / len(average)  # with the experts that one token uses
+            experts = np.maximum(0.0, (np.asarray(weights) - token_bytes) / (1 - used))
+            unused = (1 - used) ** rows
+            paged = [
+                np.where(np.isinf(n), n, n - unused * np.minimum(n, experts * part))
+                for n, part in zip(paged, self._layer_bytes, strict=True)
+            ]
         times = [n / (speed.disk_bytes_per_s or 1.0) for speed, n in zip(self.speeds, paged, strict=True)]
         return np.maximum.reduce(times)
 

@@ -219,7 +219,7 @@ class _Stage:
         self.computes = bool(stage.layers)  # False for the stage of a thin owner
         self._prompt_kv = work.prompt_kv_before[hi] - work.prompt_kv_before[lo]
         self._k = work.before[hi] - work.before[lo]
-        weights = work.weights_before[hi] - work.weights_before[lo]
+        self._weights = weights = work.weights_before[hi] - work.weights_before[lo]
         kv = work.kv_before[hi] - work.kv_before[lo]
         last = not self._after
         self._paged = [float(n) for n in self._group.paged(self._k, weights, kv, last)]
@@ -236,12 +236,15 @@ class _Stage:
 
     def seconds(self, rows: float) -> float:
         """Return the seconds of one decode step."""
-        return max(float(self._group.seconds(self._k, rows, not self._after)), float(self._group.disk_s(self._paged)))
+        return max(float(self._group.seconds(self._k, rows, not self._after)), self._disk_s(rows))
+
+    def _disk_s(self, rows: float) -> float:
+        return float(self._group.disk_s(self._paged, self._k, self._weights, rows))
 
     def prompt_s(self) -> float:
         """Return the seconds of the whole prompt."""
         rows = cost.chunk_rows(self._work.prompt, self._n_stages)
-        return float(self._group.prompt_s(self._k, not self._after, rows, self._group.disk_s(self._paged)))
+        return float(self._group.prompt_s(self._k, not self._after, rows, self._disk_s(rows)))
 
     def own_s(self, rows: float) -> list[float | None]:
         """Return the seconds that each rank computes in one step; None for a rank that pages or has no layers."""

@@ -157,13 +157,14 @@ class StageGroup:
         paged = group.paged(self._k[at], self._weights[at], self._kv[at], True)
         if not self._is_stage[at] or not np.isfinite(np.maximum.reduce(paged)):
             return np.inf
-        return float(max(group.seconds(self._k[at], rows, True), group.disk_s(paged)))
+        disk_s = group.disk_s(paged, self._k[at], self._weights[at], rows)
+        return float(max(group.seconds(self._k[at], rows, True), disk_s))
 
     def _seconds(self, rows: float) -> Array:
         """Return the seconds of a decode step of every stage [i, j): [n+1, n+1]."""
 
         def evaluate(group: GroupCost) -> Array:
-            seconds: Array = np.maximum(group.seconds(self._k, rows, self._is_last), self._disk_s(group))
+            seconds: Array = np.maximum(group.seconds(self._k, rows, self._is_last), self._disk_s(group, rows))
             return seconds
 
         return self._chosen(evaluate)
@@ -174,17 +175,19 @@ class StageGroup:
         """
 
         def evaluate(group: GroupCost) -> Array:
-            disk_s, prompt = self._disk_s(group), self.work.prompt
-            seconds: Array = group.prompt_s(self._k, self._is_last, cost.chunk_rows(prompt), disk_s)
-            whole = group.prompt_s(self._k[0, -1], True, cost.chunk_rows(prompt, 1), disk_s[0, -1])
+            prompt, chunk = self.work.prompt, cost.chunk_rows(self.work.prompt)
+            seconds: Array = group.prompt_s(self._k, self._is_last, chunk, self._disk_s(group, chunk))
+            longer = cost.chunk_rows(prompt, 1)
+            whole = group.prompt_s(self._k[0, -1], True, longer, self._disk_s(group, longer)[0, -1])
             seconds[0, -1] = whole
             return seconds
 
         return self._chosen(evaluate)
 
-    def _disk_s(self, group: GroupCost) -> Array:
-        """Return the seconds in which the slowest disk reads the paged weights, for every stage."""
-        seconds: Array = group.disk_s(group.paged(self._k, self._weights, self._kv, self._is_last))
+    def _disk_s(self, group: GroupCost, rows: float) -> Array:
+        """Return the seconds in which the slowest disk reads the paged weights of `rows` rows, for every stage."""
+        paged = group.paged(self._k, self._weights, self._kv, self._is_last)
+        seconds: Array = group.disk_s(paged, self._k, self._weights, rows)
         return seconds
 
     def _chosen(self, evaluate: Callable[[GroupCost], Array]) -> Array:

@@ -197,6 +197,23 @@ def test_what_has_no_room_is_read_while_the_rest_is_computed() -> None:
         predicted_with(None)
 
 
+@given(st.integers(0, 200 * MIB), st.integers(1, 7), st.floats(1, 40))
+def test_a_pass_reads_only_the_experts_on_disk_that_its_rows_use(short: int, n_used: int, rows: float) -> None:
+    """10 layers of 8 MiB for a token, with 8 experts. A layer has 2 MiB that every token uses."""
+    shape, limits = model(10)
+    used, k = n_used / 8, 10.0
+    experts = 10 * 6 * MIB / used  # bytes of all experts
+    weights = 10 * 2 * MIB + experts
+    todo = work((replace(shape, n_experts=8, n_experts_used=n_used), limits))
+    group = GroupCost(todo, [device(disk_bytes_per_s=1e9)], [WHOLE], Links({}))
+    dense, routed = max(0.0, short - experts), min(short, experts)
+    expected = dense + routed * (1 - (1 - used) ** rows)
+    assert float(group.disk_s([short], k, weights, rows)) == pytest.approx(expected / 1e9)
+    assert float(group.disk_s([math.inf], k, weights, rows)) == math.inf
+    whole = GroupCost(work(10), [device(disk_bytes_per_s=1e9)], [WHOLE], Links({}))
+    assert float(whole.disk_s([short], k, 80 * MIB, rows)) == short / 1e9
+
+
 def test_paging_needs_room_for_two_layers_at_least() -> None:
     for free, can in ((17 * MIB, True), (15 * MIB, False)):
         speed = device(memory_bytes=free, disk_bytes_per_s=1e9)
