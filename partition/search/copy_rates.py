@@ -5,6 +5,7 @@ A set of devices is a bit mask of their indices. If device 0, the owner's, is mi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from copy import copy
 from itertools import permutations
@@ -57,7 +58,8 @@ _TINY, _ENDLESS_S = 1e-9, 1e9
 class CopyRates:
     """Rates and bounds for all sets of devices."""
 
-    def __init__(self, planner: Planner) -> None:
+    def __init__(self, planner: Planner, former: CopyRates | None = None) -> None:
+        """former: rates of a planner in which the owner's device has more memory. Their bounds are valid here, too."""
         self._planner = planner
         n, most = len(planner.speeds), planner.work.concurrency
         self.whole = (1 << n) - 1
@@ -73,16 +75,12 @@ class CopyRates:
             better = self.single[masks ^ (1 << i)] > self.single[masks]
             self.single[masks] = np.where(better, self.single[masks ^ (1 << i)], self.single[masks])
             self.group[masks] = np.where(better, self.group[masks ^ (1 << i)], self.group[masks])
-        self._hops_s = self._least_hops_s()
         self._possible = (self._bits.sum(axis=1) > 1) & self._has_room()
-        self._by_groups: dict[int, dict[int, Array]] = {}  # bounds for several stages, by requests and microbatches
-        self.several = np.full(self.single.shape, -np.inf)  # their maxima, [masks, C + 1]
-        for requests in range(1, most + 1):
-            counts = {
-                cost.groups(requests, groups) for groups in (*(1 << i for i in range(requests.bit_length())), requests)
-            }
-            self._by_groups[requests] = {groups: self._bounds(requests, groups) for groups in sorted(counts)}
-            self.several[:, requests] = np.maximum.reduce(list(self._by_groups[requests].values()))
+        # Bounds for several stages, by requests and microbatches.
+        self._by_groups: dict[int, dict[int, Array]] = self._bounds_by_groups() if former is None else former._by_groups
+        maxima = [np.full(1 << n, -np.inf), *(np.max(list(each.values()), axis=0) for each in self._by_groups.values())]
+        several: Array = np.stack(maxima, axis=1) if former is None else former.several
+        self.several: Array = np.where(self._possible[:, None], several, -np.inf)  # their maxima, [masks, C + 1]
         self.bound = np.maximum(self.single, self.several)
         # Bounds on the sum of throughputs of any copies on each set, and the sum that single groups reach.
         self.together, self.singles = best_sums(self.bound), best_sums(self.single)
@@ -112,12 +110,24 @@ class CopyRates:
         ]
         return self._least_s(np.array(prompts_s))
 
-    def microbatches(self, mask: int, requests: int, floor: float) -> list[int]:
-        """Return the numbers of microbatches with which a copy with several stages may have a larger throughput."""
-        return [groups for groups, bounds in self._by_groups[requests].items() if bounds[mask] > floor]
+    def microbatches(self, mask: int, requests: int) -> list[tuple[float, int]]:
+        """Return the numbers of microbatches, each behind its upper bound of copies with several stages, best first."""
+        bounds = self._by_groups[requests].items()
+        return sorted(((float(values[mask]), groups) for groups, values in bounds), reverse=True)
 
-    def _bounds(self, requests: int, groups: int) -> Array:
-        """Return upper bounds on the throughput of copies with several stages, [masks]; -inf if they are impossible.
+    def _bounds_by_groups(self) -> dict[int, dict[int, Array]]:
+        """Return the upper bounds for several stages, by the numbers of requests and of microbatches."""
+        hops_s, by_groups = self._least_hops_s(), {}
+        for requests in range(1, self._planner.work.concurrency + 1):
+            powers = (1 << i for i in range(requests.bit_length()))
+            counts = {cost.groups(requests, groups) for groups in (*powers, requests)}
+            by_groups[requests] = {groups: self._bounds(requests, groups, hops_s) for groups in sorted(counts)}
+        return by_groups
+
+    def _bounds(self, requests: int, groups: int, hops_s: Array) -> Array:
+        """Return upper bounds on the throughput of copies with several stages, [masks].
+
+        hops_s: least latency of all hops of a pass, [masks].
 
         Device i takes L seconds for all layers, H for the head and s for a step of b rows. If it does the part f of the
         work, it is busy for s + f L (1 + h) or more, and h is the least H / L of the devices. This is at most b / rate,
@@ -132,10 +142,10 @@ class CopyRates:
         work_s = layers_s[order] * (1 + ratio[:, None])
         speed = np.cumsum(bits / work_s, axis=1)
         lost = np.cumsum(bits * step_s[order] / work_s, axis=1)
-        most = (rows * speed / (1 + lost)).max(axis=1)
+        most: Array = (rows * speed / (1 + lost)).max(axis=1)
         steps_s = 2 * np.where(self._bits, step_s, np.inf).min(axis=1, initial=np.inf)
         steps_s += np.where(self._bits[:, 0], 0.0, step_s[0])
-        fixed_s = self._hops_s + steps_s + self._least_s(head_s, least_ranks=3)
+        fixed_s = hops_s + steps_s + self._least_s(head_s, least_ranks=3)
         # The fastest devices do as much as their busy time permits. All devices together may do the rest.
         order = np.argsort(layers_s)
         bits, own_s = self._bits[:, order], layers_s[order]
@@ -151,7 +161,7 @@ class CopyRates:
             pass_s = fixed_s + parts @ own_s + np.where(rest > _TINY, rest, 0.0) * np.minimum(shared_s, _ENDLESS_S)
             can = pass_s <= requests / np.maximum(rate, _TINY)
             least, most = np.where(can, rate, least), np.where(can, most, rate)
-        return np.where(self._possible, most, -np.inf)
+        return most
 
     def _least_s(self, seconds: Array, least_ranks: int = 2) -> Array:
         """Return the least seconds of a pass through work that these devices may share, [masks].
@@ -204,11 +214,19 @@ class CopyRates:
 
     def _has_room(self) -> NDArray[np.bool_]:
         """Return which sets have enough memory for the model, or a device that pages, [masks]."""
-        work, speeds = self._planner.work, self._planner.speeds
-        need = work.weights_before[-1] + work.kv_before[-1] + work.shape.head_bytes
-        room = [np.inf if s.disk_bytes_per_s else max(0, s.memory_bytes - s.runtime_bytes) for s in speeds]
-        enough: NDArray[np.bool_] = np.where(self._bits, room, 0.0).sum(axis=1) >= need
+        enough: NDArray[np.bool_] = np.where(self._bits, rooms(self._planner), 0.0).sum(axis=1) >= need(self._planner)
         return enough
+
+
+def need(planner: Planner) -> float:
+    """Return the bytes of a copy on all its devices, without runtimes."""
+    work = planner.work
+    return work.weights_before[-1] + work.kv_before[-1] + work.shape.head_bytes
+
+
+def rooms(planner: Planner) -> list[float]:
+    """Return the bytes that each device can hold of a model; inf if it pages."""
+    return [math.inf if s.disk_bytes_per_s else max(0, s.memory_bytes - s.runtime_bytes) for s in planner.speeds]
 
 
 def best_sums(rates: Array) -> Array:

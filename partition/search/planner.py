@@ -29,7 +29,7 @@ from partition.predict.predict import predict
 from partition.predict.prediction import Prediction
 from partition.predict.speeds import DeviceSpeed, Links
 from partition.search.best import Solution
-from partition.search.problem import Problem, check_watts, one_stage, with_peaks
+from partition.search.problem import Outdone, Problem, check_watts, one_stage, with_peaks
 from partition.search.search import Front, front
 from partition.search.stage_group import StageGroup
 from quant.front import non_dominated
@@ -94,8 +94,8 @@ class Planner:
         self.thin = thin
         self._for_prompts = False  # passed on to each `StageGroup`
         self._hops: dict[tuple[Hashable, tuple[int, ...], tuple[int, ...]], Array] = {}  # cache by measures and groups
-        # Cache by members and memory.
-        self._smaller: dict[tuple[tuple[int, ...], tuple[int | None, ...]], StageGroup] = {}
+        # Cache by members, memory, and whether they page.
+        self._smaller: dict[tuple[tuple[int, ...], tuple[int | None, ...], bool], StageGroup] = {}
         self.groups = [StageGroup(work, self.speeds, links, members) for members in self._members(tensor)]
         self._owner = self.groups[0]
 
@@ -104,19 +104,24 @@ class Planner:
         objectives: Sequence[str],
         microbatches: Sequence[int] | None = None,
         caps: Sequence[float] | None = None,
+        *,
+        outdone: Outdone | None = None,
+        single: bool = True,
     ) -> tuple[list[Placed], bool]:
         """Return the non-dominated plans, sorted by the first objective, and True if the search was exact.
 
         microbatches: numbers of microbatches in flight to try, as `cost.groups` makes them; None: 1, 2, 4 ... up to the
             number of requests.
         caps: largest allowed cost of each objective.
+        outdone: marks unwanted objectives.
+        single: True if plans with one computing stage are wanted whatever the microbatches are.
         """
         plans: list[Placed] = []
         exact = True
         counts = self.microbatches if microbatches is None else microbatches
         in_groups = {cost.groups(self.work.concurrency, n) for n in counts}
-        for n_groups in sorted({1, *in_groups}):
-            result = self._search(objectives, n_groups, caps, several_stages=n_groups in in_groups)
+        for n_groups in sorted({1, *in_groups} if single else in_groups):
+            result = self._search(objectives, n_groups, caps, outdone, several_stages=n_groups in in_groups)
             exact &= result.exact
             plans += [Placed(self.plan(solution), n_groups, solution.objectives) for solution in result.solutions]
         return non_dominated(plans, lambda placed: placed.objectives), exact
@@ -152,20 +157,23 @@ class Planner:
         ]
         return other
 
-    def with_memory(self, n_bytes: Mapping[int, int]) -> Planner:
-        """Return a planner in which these devices have other amounts of memory and do not page.
+    def with_memory(self, n_bytes: Mapping[int, int], *, pages: bool = False) -> Planner:
+        """Return a planner in which these devices have other amounts of memory.
 
         n_bytes: bytes by the index of a device. Groups of other devices, their costs and hops are shared with this
             planner.
+        pages: True if they may page as before.
         """
         other = copy(self)
         other.speeds = tuple(
-            replace(speed, memory_bytes=n_bytes[i], disk_bytes_per_s=None) if i in n_bytes else speed
+            replace(speed, memory_bytes=n_bytes[i], disk_bytes_per_s=speed.disk_bytes_per_s if pages else None)
+            if i in n_bytes
+            else speed
             for i, speed in enumerate(self.speeds)
         )
         other.groups = []
         for group in self.groups:
-            key = group.members, tuple(n_bytes.get(i) for i in group.members)
+            key = group.members, tuple(n_bytes.get(i) for i in group.members), pages
             if n_bytes.keys().isdisjoint(group.members):
                 self._smaller[key] = group
             elif key not in self._smaller:
@@ -190,7 +198,7 @@ class Planner:
 
     def shares(self) -> list[float]:
         """Return the share of every layer on each device, by measured speed, if all devices share all layers."""
-        return StageGroup(self.work, self.speeds, self.links, tuple(range(len(self.speeds)))).parts
+        return StageGroup(self.work, self.speeds, self.links, tuple(range(len(self.speeds)))).parts()
 
     @property
     def microbatches(self) -> list[int]:
@@ -255,6 +263,7 @@ class Planner:
         objectives: Sequence[str],
         microbatches: int,
         caps: Sequence[float] | None,
+        outdone: Outdone | None,
         *,
         several_stages: bool,
     ) -> Front:
@@ -264,7 +273,7 @@ class Planner:
             problem = one_stage(problem)
         beam = self.beam(len(objectives) > 2 and "memory" in objectives)
         most = None if caps is None else np.array(caps, float)
-        return front(replace(problem, caps=most), beam=beam)
+        return front(replace(problem, caps=most), beam=beam, outdone=outdone)
 
     def beam(self, of_memory: bool) -> int | None:
         """Return the beam width of a search, or None for an exact search.

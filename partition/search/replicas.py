@@ -15,6 +15,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 
 import numpy as np
@@ -24,13 +25,14 @@ from partition.plan.plan import Plan
 from partition.predict.objectives import OBJECTIVES
 from partition.predict.replicas import distribute, join
 from partition.search.best import Solution
-from partition.search.copy_rates import CopyRates, group_rates, most_per_s, subsets
+from partition.search.copy_rates import CopyRates, group_rates, most_per_s, need, rooms, subsets
 from partition.search.explain import outdoes
 from partition.search.planner import MOST_EXACT, Placed, Planner, with_microbatches
+from partition.search.problem import Outdone
 from quant.front import non_dominated
 
 Array = NDArray[np.float64]
-MOST_SEARCHES = 80  # searches for copies with several stages; more candidates count in the gap
+MOST_SEARCHES = 300  # searches for copies with several stages; more candidates count in the gap
 WIDE = 60  # partial sets of copies kept with more than MOST_EXACT devices
 _EQUAL = 1 + 1e-9
 _LOWER_BOUNDS = ("latency", "ttft")
@@ -81,10 +83,12 @@ class Replicas:
         if len(planner.speeds) > MOST_EXACT:
             search.wide()
         else:
+            former: _Copying | None = None
             for most, variant in _by_copies(planner):
-                rates = CopyRates(variant)
+                rates = CopyRates(variant, None if former is None else former.rates)
                 search.groups(_Copying(variant, rates.of_groups()), most)
-                search.exactly(_Copying(variant, rates), most, self._searches)
+                former = _Copying(variant, rates, former)
+                search.exactly(former, most, self._searches)
         self.gap = search.gap()
         if {"memory", "energy"} & set(names):
             self.gap = math.inf
@@ -108,14 +112,15 @@ def _by_copies(planner: Planner) -> Iterator[tuple[int, Planner]]:
     """Yield (largest number of copies, planner for them). Each other copy has a process on the owner's device, so more
     copies leave less memory there.
     """
-    own, n = planner.speeds[0], len(planner.speeds)
-    if planner.whole_bytes()[0] + (n - 1) * own.runtime_bytes <= own.memory_bytes:
-        yield n, planner
+    own, room = planner.speeds[0], sum(rooms(planner))
+    most = len(planner.speeds) if math.isinf(room) else min(len(planner.speeds), int(room / need(planner)))
+    if planner.whole_bytes()[0] + (most - 1) * own.runtime_bytes <= own.memory_bytes:
+        yield most, planner
         return
-    for copies in range(2, n + 1):
+    for copies in range(2, most + 1):
         left = own.memory_bytes - (copies - 1) * own.runtime_bytes
         if left >= own.runtime_bytes:
-            yield copies, planner.like([replace(own, memory_bytes=left), *planner.speeds[1:]], planner.links)
+            yield copies, planner.with_memory({0: left}, pages=True)
 
 
 class _Copying:
@@ -124,9 +129,13 @@ class _Copying:
     Each method has a floor: it returns None if no result has a larger throughput. Then the floor is a new upper bound.
     """
 
-    def __init__(self, planner: Planner, rates: CopyRates) -> None:
+    def __init__(self, planner: Planner, rates: CopyRates, former: _Copying | None = None) -> None:
+        """former: copies with more memory on the owner's device. Those with a thin owner are the same here."""
         self.planner, self.rates, self.searches = planner, rates, 0
         self._best: dict[tuple[int, int], Copies] = {}
+        if former is not None:
+            self.searches = former.searches
+            self._best = {key: copies for key, copies in former._best.items() if not key[0] & 1}
         self._sets: dict[tuple[int, int, int], Copies] = {}
         self._most: dict[tuple[int, int, int], float] = {}  # upper bounds
 
@@ -137,19 +146,28 @@ class _Copying:
             single = float(rates.single[key])
             if max(single, float(rates.several[key])) <= floor:
                 return None
-            most = max(single, floor, 0.0)
-            if rates.several[key] > most * _EQUAL:
-                counts = rates.microbatches(mask, requests, most)
-                front = self.front(mask, requests, ("throughput",), [1 / most if most else math.inf], counts)
-                if front and 1 / front[0].objectives[0] > most:
-                    self._best[key] = Copies((front[0].plan,), 1 / front[0].objectives[0])
-                    return self._best[key]
+            if rates.several[key] > max(single, floor, 0.0) * _EQUAL:
+                most = self._several(mask, requests, max(single, floor, 0.0))
                 rates.several[key], rates.bound[key] = most, most
+                if key in self._best:
+                    return self._best[key]
             if single <= floor or single <= 0:
                 return None
             whole = Solution((int(rates.group[key]),), (0, self.planner.work.limits.sizes.layers), (), (), 0)
             self._best[key] = Copies((self.planner.plan(whole),), single)
         return self._best[key] if self._best[key].per_s > floor else None
+
+    def _several(self, mask: int, requests: int, floor: float) -> float:
+        """Search for the best copy with several stages, and return the largest throughput."""
+        for bound, microbatches in self.rates.microbatches(mask, requests):
+            if bound > floor * _EQUAL:
+                self.searches += 1
+                cap = 1 / floor if floor else math.inf
+                plans = self.front(mask, requests, ("throughput",), [cap], [microbatches], single=False)
+                if plans and 1 / plans[0].objectives[0] > floor:
+                    floor = 1 / plans[0].objectives[0]
+                    self._best[mask, requests] = Copies((plans[0].plan,), floor)
+        return floor
 
     def front(
         self,
@@ -158,13 +176,18 @@ class _Copying:
         names: Sequence[str],
         caps: Sequence[float],
         microbatches: Sequence[int] | None = None,
+        *,
+        outdone: Outdone | None = None,
+        single: bool = True,
     ) -> list[Placed]:
-        """Return the non-dominated copies on some of these devices, with their microbatches in their plans."""
-        self.searches += 1
+        """Return the non-dominated copies on some of these devices, with their microbatches in their plans.
+
+        outdone, single: as in `Planner.front`.
+        """
         planner = _restricted(self.planner, mask, requests)
         return [
             replace(placed, plan=with_microbatches(placed.plan, placed.microbatches, requests))
-            for placed in planner.front(names, microbatches, caps)[0]
+            for placed in planner.front(names, microbatches, caps, outdone=outdone, single=single)[0]
         ]
 
     def copies(self, mask: int, requests: int, most: int, floor: float) -> Copies | None:
@@ -288,7 +311,9 @@ class _FrontSearch:
             caps = [math.inf if name == "energy" else self._caps.get(name, math.inf) for name in self._names]
             lacking = max(floor, 1 / caps[self._at]) - others.per_s
             caps[self._at] = 1 / lacking if lacking > 0 else math.inf
-            for first in copying.front(mask, n, self._names, caps):
+            copying.searches += 1
+            outdone = partial(self._outdone, others.per_s)
+            for first in copying.front(mask, n, self._names, caps, outdone=outdone):
                 per_s = 1 / first.objectives[self._at] + others.per_s
                 own = first.objectives
                 reach = (*own[: self._at], 1 / per_s, *own[self._at + 1 :])
@@ -348,8 +373,8 @@ class _FrontSearch:
             self.placed.append(Placed(plan, predicted.microbatches, costs))
 
     def gap(self) -> float:
-        """Return the fraction by which the throughput of a plan may exceed that of the known plans, which are at most
-        as costly otherwise.
+        """Return the fraction by which an unknown plan may have more throughput than the known plans that cost no more
+        otherwise.
         """
         gap = 0.0
         for bound in self._bounds:
@@ -364,6 +389,19 @@ class _FrontSearch:
     def _floor(self, costs: tuple[float, ...]) -> float:
         """Return the throughput that a plan must exceed, because a known plan costs no more otherwise."""
         return max((1 / known[self._at] for known in self._known if self._is_less(known, costs)), default=0.0)
+
+    def _outdone(self, per_s: float, costs: Array) -> NDArray[np.bool_]:
+        """Return which first copies give no new plan with these costs or larger ones: [N].
+
+        per_s: throughput of the other copies.
+        costs: [K, N], in the order of the names.
+        """
+        reach = costs.copy()
+        with np.errstate(divide="ignore"):
+            reach[self._at] = 1 / (1 / costs[self._at] + per_s)
+        known = np.array(self._known).reshape(-1, len(costs)).T[:, :, None]  # [K, known, 1]
+        beaten: NDArray[np.bool_] = np.all(known <= reach[:, None] * _EQUAL, axis=0).any(axis=0)
+        return beaten
 
     def _is_less(self, known: tuple[float, ...], costs: tuple[float, ...]) -> bool:
         """Return True if the known costs are no larger, except for the throughput."""

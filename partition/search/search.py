@@ -86,14 +86,15 @@ class Prepared:
         return Front(tuple(best.solutions), exact)
 
 
-def front(problem: Problem, *, beam: int | None = None) -> Front:
+def front(problem: Problem, *, beam: int | None = None, outdone: Outdone | None = None) -> Front:
     """Return all non-dominated solutions. Of equal objectives, the solution with the fewest devices counts. The result
     is deterministic.
 
     beam: partial solutions kept for each position; None: all that can lead to a better solution, which makes the front
         exact. Memory is limited: at most `labels.MAX_LABELS` are kept in any case, and a larger problem is solved with
         this beam width.
+    outdone: marks unwanted objectives; None: all are wanted.
 
     Objectives are rounded to 12 digits. Raises PlanError for a device index above 63.
     """
-    return Prepared(problem).front(caps=problem.caps, beam=beam)
+    return Prepared(problem).front(caps=problem.caps, outdone=outdone, beam=beam)

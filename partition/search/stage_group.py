@@ -54,15 +54,16 @@ class StageGroup:
         self._weights, self._kv = _spans(work.weights_before), _spans(work.kv_before)
         self._is_last = np.broadcast_to(np.arange(n + 1) == n, (n + 1, n + 1))
         edges = np.isin(np.arange(n + 1), (*work.limits.begins, n))
-        self._lengths = np.arange(n + 1)[None, :] - np.arange(n + 1)[:, None]
-        never = np.isin(self._lengths, work.limits.no_stage_of)
+        lengths = np.arange(n + 1)[None, :] - np.arange(n + 1)[:, None]
+        never = np.isin(lengths, work.limits.no_stage_of)
         self._is_stage = (self._k > 0) & edges[:, None] & edges[None, :] & ~never
         self._by_measures: dict[Hashable, Array] = {}  # measures of every stage
+        self._ends: dict[Hashable, tuple[Array, Array, Array]] = {}  # by measures and costs of the thin owner
         self._choices = [self._cost([1.0] * len(members))]
         self._choice = np.zeros((n + 1, n + 1), np.int64)  # index in `_choices` for each stage
         short = self._is_stage & (self._most_paged(self._choices[0]) > 0)
         if len(members) > 1 and not for_prompts and bool(short.any()):
-            self._share_by_memory(short)
+            self._share_by_memory(short, lengths)
 
     def shards(self, start: int, stop: int) -> tuple[Shard, ...]:
         """Return the shards of the stage [start, stop). A rank that has to page gets a memory budget."""
@@ -89,17 +90,33 @@ class StageGroup:
         if measures.key not in self._by_measures:
             self._by_measures[measures.key] = self._stage_costs(measures, owner)
         stage = self._by_measures[measures.key]
-        enter = np.full(len(stage), 0.0 if owner in self.devices else np.inf)
+        key = measures.key, None if thin is None or owner in self.devices else thin(measures).tobytes()
+        if key not in self._ends:
+            self._ends[key] = self._end_costs(measures, stage[:, 0, -1], owner, thin)
+        enter, leave, whole = self._ends[key]
+        if not np.array_equal(whole, stage[:, 0, -1]):
+            stage = stage.copy()
+            stage[:, 0, -1] = whole
+        return Group(self.members, stage, enter, leave)
+
+    def _end_costs(
+        self, measures: Measures, whole: Array, owner: str, thin: ThinCosts | None
+    ) -> tuple[Array, Array, Array]:
+        """Return the measures [D] to enter the first stage, those to leave the last one, and those of a single stage.
+
+        whole: measures of the stage with all layers.
+        """
+        enter = np.full(len(whole), 0.0 if owner in self.devices else np.inf)
         if thin is not None and owner not in self.devices:
 
             def entering(measures: Measures) -> Array:
                 hop = measures.for_hop(lambda rows: cost.hop_s(self.work, (owner,), self.devices, self.links, rows))
                 return measures.join(thin(measures), hop)
 
-            enter, stage = entering(measures), stage.copy()
-            stage[:, 0, -1] = measures.only_stage(stage[:, 0, -1], enter, entering(measures.of_one_stage))
+            enter = entering(measures)
+            whole = measures.only_stage(whole, enter, entering(measures.of_one_stage))
         leave = measures.for_hop(lambda rows: cost.answer_s(self.devices, owner, self.links, rows), answer=True)
-        return Group(self.members, stage, enter, leave)
+        return enter, leave, whole
 
     def _stage_costs(self, measures: Measures, owner: str) -> Array:
         """Return the measures of every stage [i, j); inf if it is impossible."""
@@ -202,12 +219,13 @@ class StageGroup:
         paged: Array = np.maximum.reduce(group.paged(self._k, self._weights, self._kv, self._is_last))
         return paged
 
-    def _share_by_memory(self, short: NDArray[np.bool_]) -> None:
+    def _share_by_memory(self, short: NDArray[np.bool_], lengths: NDArray[np.int64]) -> None:
         """Compute other shares for stages whose memory does not allow shares by speed.
+
+        short, lengths: of each stage.
 
         This is done for a few lengths. A stage uses the shares of the next larger length, which also fit.
         """
-        lengths = self._lengths
         for last in (False, True):
             cells = short & (self._is_last == last)
             several = np.unique(lengths[cells])
@@ -228,15 +246,11 @@ class StageGroup:
     def _cost(self, most: Sequence[float]) -> GroupCost:
         """Return the cost with shares by speed. most: largest share of each rank."""
         limits = self.work.limits
-        parts = self._parts(most)
+        parts = self.parts(most)
         return GroupCost(self.work, self.speeds, shards(limits, self.devices, parts), self.links)
 
-    @property
-    def parts(self) -> list[float]:
-        """Share of a layer on each member if memory is not limited."""
-        return self._parts([1.0] * len(self.members))
-
-    def _parts(self, most: Sequence[float]) -> list[float]:
+    def parts(self, most: Sequence[float] | None = None) -> list[float]:
+        """Return the share of a layer on each member. most: largest share of each; None: memory is not limited."""
         if len(self.members) == 1:
             return [1.0]
         # A rank's work outside of layers is spread over its layers, so the owner gets a smaller share.
@@ -247,7 +261,7 @@ class StageGroup:
             for speed, (constant, _) in zip(self.speeds, lines, strict=True)
         ]
         slopes = [slope + attention_s for (_, slope), attention_s in zip(lines, self._attention_s, strict=True)]
-        return parts(own, slopes, most)
+        return parts(own, slopes, most or [1.0] * len(self.members))
 
 
 def _budget(n_bytes: int) -> int:

@@ -309,7 +309,7 @@ def test_ranks_share_layers_of_a_prompt_by_its_own_attention() -> None:
     what a decoding row takes for them does not matter."""
     pair = [device(token_s=1e-6, prompt_token_s=0.0), device("b", token_s=0.0, prompt_token_s=MS / (32 * 64))]
     group = StageGroup(work(4, prompt=128), pair, linked([LOCAL, "b"]), (0, 1), for_prompts=True)
-    assert group.parts == pytest.approx([2 / 3, 1 / 3])
+    assert group.parts() == pytest.approx([2 / 3, 1 / 3])
 
 
 def test_a_pair_is_taken_only_where_it_is_clearly_better() -> None:
