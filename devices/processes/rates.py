@@ -33,13 +33,14 @@ _PIECE_S = 0.004  # processor seconds of one sample
 _PIECES = 8  # samples; the best counts
 _ONE_THREAD = ("OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS", "MKL_NUM_THREADS")  # a call of numpy uses one thread
 # Rate with quantized weights relative to 32-bit floats, by the best instruction set for products of bytes.
-_QUANTIZED = {"i8mm": 2.5, "avx512_vnni": 2.0, "avx_vnni": 2.0, "dotprod": 1.5, "avx2": 1.5}
+_QUANTIZED = {"i8mm": 2.5, "avx512_vnni": 2.0, "avx_vnni": 2.0, "dotprod": 1.5, "avx2": 0.75}
 
 
 _BYTE_PRODUCTS = frozenset(("i8mm", "avx512_vnni", "avx_vnni", "dotprod"))
 # Bytes of weights that are decoded for each operation of the arithmetic rate. Without instructions that multiply bytes
-# and add the products, decoding is bound by arithmetic. Fitted on two AVX2 cores to files of 4 and 8 bits a weight.
-_DECODED_BYTES = 0.05
+# and add the products, decoding is bound by arithmetic. This rate and that of AVX2 are fitted to five files of 4 to 8
+# bits a weight on AVX2 cores.
+_DECODED_BYTES = 0.14
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Rates:
 def known_rates(profile: DeviceProfile) -> Rates | None:
     """Return the remembered rates of this device, or None if there are none."""
     remembered = Remembered(_REMEMBERED).get(_key(profile), KEPT_AGE_S)
-    return None if remembered is None else _read(remembered[0])
+    return None if remembered is None else read_rates(remembered[0])
 
 
 def own_rates(profile: DeviceProfile) -> Rates | None:
@@ -75,10 +76,10 @@ def own_rates(profile: DeviceProfile) -> Rates | None:
 
 
 def _key(profile: DeviceProfile) -> str:
-    return key_of(["decode rates"], profile)
+    return key_of(["rates of weights"], profile)
 
 
-def _read(values: Any) -> Rates | None:
+def read_rates(values: Any) -> Rates | None:
     """Return the rates in a list of two numbers, or None if the values are not valid."""
     try:
         memory, flops = map(float, values)
@@ -95,7 +96,7 @@ def measured_apart(threads: int) -> Rates | None:
         done = subprocess.run(
             command, capture_output=True, timeout=TIMEOUT_S, check=True, stdin=subprocess.DEVNULL, env=own
         )
-        return _read(json.loads(done.stdout))
+        return read_rates(json.loads(done.stdout))
     except (OSError, subprocess.SubprocessError, ValueError):
         return None
 
