@@ -85,6 +85,8 @@ def measure_links(
                 now = _measured(sessions[a], sessions[b], trips_s[a, b])
                 speeds[a, b] = _better(speeds[a, b], now) if done else now
             if done == _ROUNDS - 1:
+                if (ways := speeds.get((a, b))) is not None:  # kept at once, in case the measurement is interrupted
+                    _remember(remembered, keys[a, b], trips_s[a, b], *ways)
                 on_pair()
         if done < _ROUNDS - 1:
             pause(max(0.0, min(until, began + _APART_S) - clock()))
@@ -93,12 +95,14 @@ def measure_links(
             at_least = max(_ASSUMED, 2 * TENSOR_BYTES / max(trips_s[pair], _LEAST_LATENCY_S))
             link = LinkSpeed(trips_s[pair] / 2, min(at_least, _MOST_ESTIMATED), estimate=True)
             speeds[pair] = link, link
-            continue
-        there, back = speeds[pair]
-        values = {"there": there.bytes_per_s, "back": back.bytes_per_s}
-        remembered.put(keys[pair], {"trip_s": trips_s[pair], "latency_s": there.latency_s, **values})
     between = {(devices[a], devices[b]): there for (a, b), (there, _) in speeds.items()}
     return Links(between | {(devices[b], devices[a]): back for (a, b), (_, back) in speeds.items()})
+
+
+def _remember(remembered: Remembered, key: str, trip_s: float, there: LinkSpeed, back: LinkSpeed) -> None:
+    """Keep the measured speeds of a link in both directions. trip_s: round trip of 8 KiB while connecting."""
+    values = {"there": there.bytes_per_s, "back": back.bytes_per_s}
+    remembered.put(key, {"trip_s": trip_s, "latency_s": there.latency_s, **values})
 
 
 def _better(first: tuple[LinkSpeed, LinkSpeed], second: tuple[LinkSpeed, LinkSpeed]) -> tuple[LinkSpeed, LinkSpeed]:

@@ -1,5 +1,6 @@
 """Test the figures of links with a simulated clock: known trips and bytes, each in its own direction."""
 
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ from apps.commands import link as link_command
 from devices.remembered import Remembered
 from edge.cluster import diagnose, session
 from edge.cluster.diagnose import LinkReport
+from edge.errors import Interrupted
 from edge.profiling import links
 from tests.support import memory_link
 from tests.support.clock import Clock
@@ -138,6 +140,31 @@ def test_a_plan_has_links_in_their_directions(monkeypatch: pytest.MonkeyPatch, t
     assert len(a.reported) == 2
     over_grpc = pb.LinkState(rank=1, kind="grpc", round_trip_s=0.004)
     assert between(over_grpc) == [("local", "pi:1", 0.003, 100e6), ("pi:1", "local", 0.003, 12.4e6)]
+
+
+def test_links_measured_before_an_interruption_are_not_measured_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(session, "answers", lambda _: iter([pb.Event(measured=MEASURED)]))
+    monkeypatch.setattr(links, "Remembered", lambda name: Remembered(name, tmp_path))
+    sessions: Any = [Session(rank, name) for rank, name in enumerate(("desk", "pi", "nas"))]
+    to = [pb.LinkState(rank=rank, kind="tcp", round_trip_s=0.004) for rank in range(3)]
+
+    def measure(on_pair: Any) -> list[int]:
+        """Return the ranks that the first session measured links to."""
+        before = len(sessions[0].reported)
+        with suppress(Interrupted):
+            links.measure_links(
+                sessions, ["local", "pi:1", "nas:1"], [to[1:], to[2:], []], on_pair, pause=lambda _: None
+            )
+        return [item.measure.rank for item in sessions[0].reported[before:]]
+
+    def interrupted() -> None:
+        raise Interrupted("an answer began")
+
+    assert measure(interrupted) == [1, 2, 1]  # two rounds, the second one up to the first link
+    assert measure(lambda: None) == [2, 2]
+    assert measure(lambda: None) == []
 
 
 def test_a_row_that_takes_longer_than_a_message_is_the_latency(monkeypatch: pytest.MonkeyPatch) -> None:
