@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from devices.catalog import CATALOG
-from devices.processes.rates import Rates, known_rates, own_rates
+from devices.processes.rates import Rates, known_rates, own_rates, read_rates
 from devices.profile import DeviceProfile, describe
 from devices.sleeping import VARIABLE, run_first
 from edge.browser.profile import PAGE_VARIABLE, PageProfile
@@ -191,14 +191,16 @@ class SleepingKind(EngineKind):
     ) -> DeviceProfile:
         """Same as in `EngineKind`, without the host, because a sleeping device takes no cores from others.
 
-        The rates are those of the preset that the device's profile names.
+        The rates are those that the device's profile states, or those of its preset.
         """
         profile = super().describe(name, threads=threads, memory_limit_bytes=memory_limit_bytes, gpu=gpu)
         return self.measure_rates(replace(profile, host=None))
 
     def measure_rates(self, profile: DeviceProfile) -> DeviceProfile:
-        preset = CATALOG.get(str(json.loads(self._profile.read_text()).get("preset")))
-        return _with_rates(profile, Rates(preset.memory_bytes_per_s, preset.flops) if preset else None)
+        values = json.loads(self._profile.read_text())
+        if (preset := CATALOG.get(str(values.get("preset")))) is not None:
+            return _with_rates(profile, Rates(preset.memory_bytes_per_s, preset.flops))
+        return _with_rates(profile, read_rates(values.get("rates")))
 
     def check_worker(self, name: str, *, sleeps: bool) -> None:
         if not sleeps:

@@ -16,7 +16,7 @@ from partition.predict.presets import PartSizes, rated_speed
 from partition.predict.speeds import MOST_S, Curve, DeviceSpeed
 
 LEAST_RATE = 1e6  # no device is slower than this, in bytes or operations per second
-_DECODE = 0.9  # memory bandwidth of llama.cpp in decoding, relative to plain reads
+READ = 0.9  # memory bandwidth of llama.cpp in decoding, relative to plain reads
 # The first preset with a fitting name of the processor counts; without one, a core counts as a quarter of a laptop.
 _BY_CPU = (
     ("Raspberry Pi 5", "pi5"), ("Raspberry Pi", "pi4"), ("Cortex-A76", "pi5"), ("Cortex-A7", "pi4"),
@@ -30,7 +30,7 @@ def rates_of(profile: DeviceProfile) -> Rates:
     """Return the rates with which a device computes a model."""
     memory, flops = profile.memory_bytes_per_s or 0.0, profile.flops or 0.0
     if memory > 0 and flops > 0:
-        return Rates(max(LEAST_RATE, _DECODE * memory), max(LEAST_RATE, flops))
+        return Rates(max(LEAST_RATE, READ * memory), max(LEAST_RATE, flops))
     name = next((preset for part, preset in _BY_CPU if part in profile.cpu), None)
     preset = CATALOG[name or _LIKE]
     cores = min(profile.threads, profile.cpu_quota or profile.threads)

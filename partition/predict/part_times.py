@@ -5,7 +5,8 @@ A profile is a preset of `devices.catalog`, or a measured speed with the sizes o
     {"preset": "pi4"}
     {"speed": {...}, "layer_bytes": 24e6, "head_bytes": 54e6, "heads": 32}
 
-`speed` has the form that `partition.predict.speeds.speed_to_json` writes.
+`speed` has the form that `partition.predict.speeds.speed_to_json` writes. A profile may also have `rates`: bytes and
+operations per second that the device reports about itself before it is measured.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ def _read(profile: Any, sizes: PartSizes) -> tuple[DeviceSpeed, float, float, in
             raise PlanError(f"profile: preset is {fields.short(preset)}; expected one of {', '.join(CATALOG)}")
         speed = preset_speed(CATALOG[preset], sizes, preset, preset)
         return speed, sizes.layer_bytes, max(1.0, sizes.head_bytes), max(1, sizes.heads)
-    record = fields.record(profile, "profile", ("speed", "layer_bytes", "head_bytes", "heads"))
+    record = fields.record(profile, "profile", ("speed", "layer_bytes", "head_bytes", "heads"), ("rates",))
     layer_bytes, head_bytes = (
         fields.figure(record[key], f"profile.{key}", _MOST_BYTES) for key in ("layer_bytes", "head_bytes")
     )
