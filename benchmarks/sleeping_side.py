@@ -122,7 +122,7 @@ def device_speeds(target: dict[str, Any], file: ModelFile) -> list[DeviceSpeed]:
             speed = preset_speed(CATALOG[profile["preset"]], sizes, address, name)
         else:
             speed = speed_of(profile["speed"], address, name, 0.0)
-        # Sleeping devices do not page.
+        # The plans of these settings do not page.
         speeds.append(replace(speed, sum_s=SUM_CPU_S, memory_bytes=target["memory"], disk_bytes_per_s=None))
     return speeds
 

@@ -24,6 +24,7 @@ from edge.llm.states import held_bytes
 from edge.models.local_slices import OwnSlices
 from edge.net.rendezvous import TRANSPORTS
 from edge.parallel.engine import DistributedEngine
+from edge.parallel.engine_kinds import own_kind
 from edge.parallel.shard import Shard
 from edge.parallel.topology import place
 from edge.prefixes.keys import cache_key
@@ -221,7 +222,8 @@ class LlmRanks(RankGroup):
             return model, shard
         recipe, digest = slices[0].recipe, self._digest(slices[0], total)
         with total.part(recipe.n_bytes, "cutting the slice of this device") as cut:
-            part = ModelFile.open(self._closing.enter(self._own_slices.use(recipe, self._file.path, digest, cut)))
+            path = self._closing.enter(self._own_slices.use(recipe, self._file.path, digest, cut))
+            part = own_kind().slice_file(path)
         if options.prefixes is not None:
             weights_bytes = held_bytes(part.shape)
             own = replace(own, reserved=own.reserved + weights_bytes)

@@ -16,6 +16,7 @@ from edge.weights.adapter_file import CheckedAdapter
 from partition.model.file import ModelFile
 from partition.plan.plan import Plan, Slice
 from partition.slices.adapter_slice import adapter_recipe
+from partition.slices.gguf_slice import slice_recipe
 from partition.slices.recipe import Recipe, whole
 from quant.gguf.elastic import is_elastic
 
@@ -27,11 +28,12 @@ class FileSlice(NamedTuple):
 
     path: Path  # file that the slice is cut from
     recipe: Recipe
-    largest_bytes: int | None = None  # for an elastic slice, the bytes of its largest size alone
+    largest_bytes: int | None = None  # bytes of a slice of one size; None: as many as the recipe makes
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of the model weights in the slice. For an elastic slice, those of the largest size."""
+        """Bytes of the model weights in the slice. For an elastic slice, those of the largest size. For a sleeping
+        device, those that a real device would hold."""
         return self.recipe.n_bytes if self.largest_bytes is None else self.largest_bytes
 
 
@@ -81,10 +83,10 @@ class ModelSlices:
 
     def _of_model(self, cut: Slice) -> FileSlice:
         kind = own_kind()
-        largest = kind.recipe(self.file, self.digest, cut)
-        if not self._elastic:
+        largest = slice_recipe(self.file, self.digest, cut)
+        if not self._elastic and not kind.sleeps:
             return FileSlice(self.file.path, largest)
-        recipe = kind.recipe(self.file, self.digest, cut, elastic=True)
+        recipe = kind.recipe(self.file, self.digest, cut, elastic=self._elastic)
         return FileSlice(self.file.path, recipe, largest_bytes=largest.n_bytes)
 
     def check_unchanged(self) -> None:

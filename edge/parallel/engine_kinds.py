@@ -25,13 +25,14 @@ from edge.version import version
 from partition.architectures.table import RULES
 from partition.model.file import ModelFile
 from partition.plan.plan import Slice
-from partition.slices.gguf_slice import blank_recipe, elastic_recipe, slice_recipe
+from partition.slices.gguf_slice import elastic_recipe, header_recipe, slice_recipe
 from partition.slices.recipe import Recipe
 from quant.gguf.file import GgufFile
 from transport.errors import Refused
 
 if TYPE_CHECKING:  # an engine loads llama.cpp, which a worker's daemon does not need
     from edge.llama.hooks import Hook
+    from edge.llama.llama import ContextSizes
     from edge.llm.engine import ModelRunner
     from edge.llm.options import EngineOptions
     from edge.onnx.stage import StageEngine
@@ -42,6 +43,10 @@ class EngineKind:
 
     sleeps = False  # True if steps only take the time of a profile and return zeros
     follows_memory = True  # True if weights can have fewer or more bits as free memory changes
+
+    def slice_file(self, path: Path) -> ModelFile:
+        """Return the file of a slice. Raises ModelFileError if it is damaged."""
+        return ModelFile.open(path)
 
     def open(
         self,
@@ -55,6 +60,12 @@ class EngineKind:
         from edge.llm.engine import ModelRunner
 
         return ModelRunner(file, options, hooks, progress, embeddings=True)
+
+    def parts_within(self, file: ModelFile, sizes: ContextSizes, budget: int) -> dict[str, int]:
+        """Return the bytes of a slice by part if all weights are resident within a budget."""
+        from edge.weights.budget import other_parts
+
+        return {**other_parts(file, sizes, budget), "file": file.size_bytes}
 
     def open_network(
         self, path: Path, threads: int, provider: str | None, progress: Callable[[float], None]
@@ -138,6 +149,15 @@ class SleepingKind(EngineKind):
         """profile: JSON file as described in `partition.predict.part_times`."""
         self._profile = profile
 
+    def slice_file(self, path: Path) -> ModelFile:
+        """Same as in `EngineKind`. The file may be a header alone."""
+        return ModelFile.open_header(path)
+
+    def parts_within(self, file: ModelFile, sizes: ContextSizes, budget: int) -> dict[str, int]:
+        from edge.parallel.sleeping import parts_of
+
+        return parts_of(file.shape, sizes)
+
     def open(
         self,
         file: ModelFile,
@@ -178,8 +198,8 @@ class SleepingKind(EngineKind):
         return 0.0
 
     def recipe(self, file: GgufFile, model_digest: str, cut: Slice, *, elastic: bool = False) -> Recipe:
-        """Return the recipe of made-up weights, which each device creates by itself."""
-        return blank_recipe(file, model_digest, cut)
+        """Return the recipe of the slice's header. A sleeping device reads nothing else."""
+        return header_recipe(file, model_digest, cut)
 
     def describe(
         self,

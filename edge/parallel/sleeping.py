@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +30,9 @@ from edge.weights.memory import MIB, LoadRequest, MemoryNeed, cache_bytes
 from partition.architectures.recurrent import RECURRENT_ARCHITECTURES
 from partition.architectures.table import RULES
 from partition.model.file import ModelFile
+from partition.model.model import ModelShape
 from partition.plan.plan import Range
+from partition.predict.cost import WINDOW_LAYERS
 from partition.predict.part_times import PartTimes
 from partition.slices.source import Source
 from partition.state.sequence import KVBlock, LayerRows, encode
@@ -51,25 +53,32 @@ class Sleeper:
         self, clock: Callable[[], float] = time.perf_counter, sleep: Callable[[float], None] = time.sleep
     ) -> None:
         self._clock, self._sleep = clock, sleep
-        self._late_s = 0.0
+        self._late_s = self._began_s = 0.0
         self._thread = 0
         self.total_s = 0.0  # total of all waits as requested
         self.skips = False  # True if waits return immediately
 
     def begin(self) -> None:
         """Begin a step. The lateness of the previous wait is forgotten."""
-        self._late_s = 0.0
+        self._late_s, self._began_s = 0.0, self._now_s()
 
-    def wait(self, seconds: float) -> None:
-        """Wait for `seconds`, less the lateness of earlier waits."""
-        self.total_s += max(seconds, _LEAST_S)
+    def wait(self, seconds: float, step_s: float = 0.0) -> None:
+        """Wait for `seconds`, less the lateness of earlier waits.
+
+        step_s: the wait ends no earlier than this many seconds after the step began.
+        """
+        now_s = self._now_s()
+        until = max(now_s + seconds - self._late_s, self._began_s + step_s)
+        self.total_s += max(seconds, until - now_s, _LEAST_S)
         if self.skips:
             return
         self._wake_in_time()
-        until = self._clock() + seconds - self._late_s
         while (left := until - self._clock()) > 0:
             self._sleep(left)
         self._late_s = min(-left, _MOST_LATE_S)
+
+    def _now_s(self) -> float:
+        return self.total_s if self.skips else self._clock()
 
     def _wake_in_time(self) -> None:
         """Ask the kernel to wake this thread on time. Done once for each thread."""
@@ -81,8 +90,17 @@ class Sleeper:
             run_first()
 
 
+def parts_of(shape: ModelShape, sizes: ContextSizes) -> dict[str, int]:
+    """Return the bytes that a slice would need, by part."""
+    cache = cache_bytes(shape, sizes.context, sizes.kv)
+    return {"weights": shape.weight_bytes, "KV cache": cache, "runtime": own_rss()}
+
+
 class SleepingEngine(ModelRunner):
-    """An engine on the header of a slice. Steps take the times of `times` and yield zeros."""
+    """An engine on the header of a slice. Steps take the times of `times` and yield zeros.
+
+    Weights that do not fit are paged: a step takes no less than reading them from the profile's disk.
+    """
 
     def __init__(
         self,
@@ -93,7 +111,7 @@ class SleepingEngine(ModelRunner):
         sleeper: Sleeper | None = None,
     ) -> None:
         """Raises the errors of ModelRunner, and NotEnoughMemory if weights and KV cache exceed the memory of the
-        options.
+        options and cannot be paged.
         """
         self._times, self.sleeper, self._most_bytes = times, sleeper or Sleeper(), options.memory
         super().__init__(file, replace(options, memory=None, prefixes=None, lora=()), hooks, embeddings=True)
@@ -118,21 +136,36 @@ class SleepingEngine(ModelRunner):
     ) -> ModelInMemory:
         """Load nothing. The context calls the hooks."""
         sizes = request.sizes
-        parts = {
-            "weights": self.shape.weight_bytes,
-            "KV cache": cache_bytes(self.shape, sizes.context, sizes.kv),
-            "runtime": own_rss(),
-        }
-        need = MemoryNeed(parts, self._times.memory_bytes)
+        parts = parts_of(self.shape, sizes)
         most = self._most_bytes or self._times.memory_bytes
-        if need.total > most:
-            raise NotEnoughMemory(
-                f"the slice needs {need.total / MIB:,.0f} MiB, the profile of this sleeping device allows"
-                f" {most / MIB:,.0f}, and it does not page; give it a smaller share"
-            )
+        paged_bytes = max(0, sum(parts.values()) - most)
+        disk_s = self._paged_s(parts, most) if paged_bytes else 0.0
+        parts["weights"] -= paged_bytes
+        need = MemoryNeed(parts, self._times.memory_bytes)
         model = _NoWeights(self.file)
-        context = SleepingContext(model, self.file, sizes, request.hooks, self._times, self.sleeper)
+        context = SleepingContext(model, self.file, sizes, request.hooks, self._times, self.sleeper, disk_s)
         return ModelInMemory(model, context, sizes, None, need, ExitStack(), None)
+
+    def _paged_s(self, parts: Mapping[str, int], most: int) -> float:
+        """Return the seconds in which the disk reads the weights that do not fit.
+
+        parts: bytes that the slice needs, by part.
+        most: bytes that the device may use.
+
+        Raises NotEnoughMemory if the device has no disk, or too little memory for the layers that are read ahead.
+        """
+        needed, disk = sum(parts.values()), self._times.disk_bytes_per_s
+        layers = self.shape.layer_bytes
+        window = needed - parts["weights"] + WINDOW_LAYERS * sum(layers) // len(layers)
+        if disk is None:
+            lack = f"the slice needs {needed / MIB:,.0f} MiB"
+            remedy = "and has no disk rate to page at; give it a smaller share"
+        elif window > most:
+            lack = f"the slice needs {window / MIB:,.0f} MiB even if its weights are paged"
+            remedy = "which is too little; give it a smaller share"
+        else:
+            return (needed - most) / disk
+        raise NotEnoughMemory(f"{lack}, the profile of this sleeping device allows {most / MIB:,.0f}, {remedy}")
 
 
 class _NoHidden(HiddenRows):
@@ -173,10 +206,12 @@ class SleepingContext(PositionsContext):
         hooks: Sequence[Hook],
         times: PartTimes,
         sleeper: Sleeper,
+        disk_s: float,
     ) -> None:
+        """disk_s: seconds in which the disk reads the paged weights; each step takes at least as long."""
         super().__init__(model, sizes.context)
         self._file, self._shape, self._kv, self._hooks = file, file.shape, sizes.kv, hooks
-        self._times, self._sleeper = times, sleeper
+        self._times, self._sleeper, self._disk_s = times, sleeper, disk_s
         self._rules = RULES[file.architecture]
         self._n_vocab = file.shape.n_vocab
 
@@ -194,7 +229,7 @@ class SleepingContext(PositionsContext):
             due_s = self._reach(
                 due_s + times.ff_s(n), n, weight=down if is_dense else "", name="" if is_dense else self._sum_of(layer)
             )
-        self._wait(due_s + times.head_s(int(np.count_nonzero(batch.outputs[:n]))))
+        self._wait(due_s + times.head_s(int(np.count_nonzero(batch.outputs[:n]))), self._disk_s)
         self._reach(0.0, n, name=self._rules.end_node.format(n_layers - 1))
 
     def logits(self, row: int, n: int = 1) -> Floats:
@@ -218,9 +253,9 @@ class SleepingContext(PositionsContext):
                 hook.run(node)  # type: ignore[arg-type]  # and at values
         return due_s
 
-    def _wait(self, seconds: float) -> None:
+    def _wait(self, seconds: float, step_s: float = 0.0) -> None:
         self.check_stopped()
-        self._sleeper.wait(seconds)
+        self._sleeper.wait(seconds, step_s)
 
     def read_state(self, sequence: int, start: int, end: int) -> NDArray[np.uint8]:
         """Return a KV block of zeros."""

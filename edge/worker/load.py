@@ -23,7 +23,6 @@ from edge.parallel.shard import Shard
 from edge.parallel.topology import place
 from edge.weights import memory
 from edge.weights.adapter_file import AdapterFile
-from edge.weights.budget import other_parts
 from edge.weights.elastic.share import SHARE
 from edge.weights.elastic.weights import ElasticWeights
 from edge.weights.memory import MemoryNeed
@@ -32,7 +31,6 @@ from edge.worker.limits import ResourceLimits
 from edge.worker.loaded import LoadedPart, only_other
 from edge.worker.messages import options_from
 from edge.worker.timing import time_shard
-from partition.model.file import ModelFile
 from quant.wire import WIRES
 from transport import edge_pb2 as pb
 from transport.collective import Group
@@ -120,7 +118,8 @@ def load(request: pb.Load, rank: int, limits: ResourceLimits, progress: Callable
     here = place(rank, stages) if stages else None
     if here is not None and not here.last:
         options = replace(options, outputs=options.rows)  # every row is sent to the next stage
-    file = ModelFile.open(request.path)
+    kind = own_kind()
+    file = kind.slice_file(Path(request.path))
     shape = file.shape
     adapters = [AdapterFile(Path(path), file) for path in options.lora]
     sizes = context_sizes(options, shape, adapters, options.rollback)
@@ -128,23 +127,24 @@ def load(request: pb.Load, rank: int, limits: ResourceLimits, progress: Callable
     uses_gpu = llama.has_gpu() and 0 not in (options.gpu_layers, options.most_gpu_layers)
     if limit and not uses_gpu:
         budget = min(limit, options.memory or limit)
-        follows = (SHARE.is_divided or limits.gives_back) and own_kind().follows_memory
+        follows = (SHARE.is_divided or limits.gives_back) and kind.follows_memory
         options = replace(options, memory=budget, least_memory=max(1, budget - limits.gives_back) if follows else None)
     if request.prefix_key:
         options = replace(options, reserved=options.reserved + held_bytes(shape))
     need = None
     if options.least_memory is None:  # otherwise the engine requests its memory once it knows its sizes
         if options.memory is None:
-            need = memory.need(file.path, sizes)
-            _check_limit(need, limit)
-            SHARE.request(need.total, need.total)
+            if not kind.sleeps:  # a sleeping engine checks the memory of its profile
+                need = memory.need(file.path, sizes)
+                _check_limit(need, limit)
+                SHARE.request(need.total, need.total)
         elif SHARE.is_divided:  # memory for all resident weights, plus a margin
-            parts = other_parts(file, sizes, options.memory)
-            whole = (sum(parts.values()) + options.reserved + file.size_bytes) * 17 // 16
-            whole = min(options.memory, whole)
-            options = replace(options, memory=SHARE.request(whole, whole))
+            parts = kind.parts_within(file, sizes, options.memory)
+            whole = min(options.memory, (sum(parts.values()) + options.reserved) * 17 // 16)
+            least = whole * 15 // 16 if kind.sleeps else whole  # a sleeping engine pages the rest
+            options = replace(options, memory=SHARE.request(least, whole))
     if here is None:
-        own_kind().check_whole("draft")
+        kind.check_whole("draft")
         engine = _with_least(lambda own: Engine(file, own, progress=progress), options)
         return WholeModel(engine, need or engine.memory)
     shard = _with_least(lambda own: Shard(file, own, here, progress), options)

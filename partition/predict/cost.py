@@ -30,8 +30,8 @@ AllreduceSeconds = Callable[[int, int, int, float, float], float]
 
 PROMPT_CHUNKS = 8  # chunks of a prompt, so that two stages work at the same time; also used for more stages
 LEAST_CHUNK, MOST_CHUNK = 32, 512  # bounds on chunks, in tokens; edge.llm.options.DEFAULT_BATCH is the largest step
+WINDOW_LAYERS = 2  # layers that must fit into memory together with KV cache and runtime if weights are paged
 _ANSWER_BYTES = 512  # bytes of a row's largest logits with their token ids
-_WINDOW_LAYERS = 2  # layers that must fit into memory together with KV cache and runtime if weights are paged
 _F32 = 4
 
 
@@ -262,7 +262,7 @@ class GroupCost:
         for i, (speed, need) in enumerate(zip(self.speeds, self.bytes_needed(weights, kv, last), strict=True)):
             short = np.maximum(0.0, need - speed.memory_bytes)
             per_layer = weights * (self._attention[i] + self._ff[i]) / np.maximum(k, 1e-9)
-            window = speed.runtime_bytes + kv * self._kv[i] + _WINDOW_LAYERS * per_layer
+            window = speed.runtime_bytes + kv * self._kv[i] + WINDOW_LAYERS * per_layer
             can = speed.disk_bytes_per_s is not None
             paged_bytes.append(np.where((short > 0) & ((not can) | (window > speed.memory_bytes)), np.inf, short))
         return paged_bytes

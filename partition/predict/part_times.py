@@ -5,7 +5,8 @@ A profile is a preset of `devices.catalog`, or a measured speed with the sizes o
     {"preset": "pi4"}
     {"speed": {...}, "layer_bytes": 24e6, "head_bytes": 54e6, "heads": 32}
 
-`speed` has the form that `partition.predict.speeds.speed_to_json` writes. A profile may also have `rates`: bytes and
+`speed` has the form that `partition.predict.speeds.speed_to_json` writes. A device whose speed has `disk_bytes_per_s`
+pages weights that do not fit. A profile may also have `rates`: bytes and
 operations per second that the device reports about itself before it is measured.
 """
 
@@ -42,7 +43,7 @@ class PartTimes:
         Raises PlanError for an invalid profile.
         """
         speed, layer_bytes, head_bytes, heads = _read(profile, sizes)
-        self.memory_bytes = speed.memory_bytes
+        self.memory_bytes, self.disk_bytes_per_s = speed.memory_bytes, speed.disk_bytes_per_s
         self._speed = speed
         self._is_one = alone and sizes.heads == heads  # each layer is computed as one part
         self._attention = sizes.attention_bytes / layer_bytes

@@ -130,6 +130,13 @@ def blank_recipe(file: GgufFile, model_digest: str, cut: Slice) -> Recipe:
     return Recipe(model_digest, file.size_bytes, tuple(tensors.merged(segments)))
 
 
+def header_recipe(file: GgufFile, model_digest: str, cut: Slice) -> Recipe:
+    """Return the recipe of the header of the same slice, without weights."""
+    placed, own_pairs = _planned(file, cut)
+    head = Literal(header(own_pairs, [part.tensor for part in placed]))
+    return Recipe(model_digest, file.size_bytes, (head,))
+
+
 def _made_up(tensor: NewTensor) -> Segment:
     """Return the synthetic weights of a tensor."""
     first, scales = tensor.type.scales

@@ -44,6 +44,13 @@ class GgufFile:
         first = read_part(Path(path))
         return cls([first, *_other_parts(first)])
 
+    @classmethod
+    def open_header(cls: type[File], path: str | os.PathLike[str]) -> File:
+        """Read and check the header of a model in one file. The file may end after its header. Raises ModelFileError
+        as `open` does.
+        """
+        return cls([read_part(Path(path), has_weights=False)])
+
     def with_tensors(self, tensors: Mapping[str, TensorInfo]) -> "GgufFile":
         """Return the same file with another table of tensors: their locations and types."""
         other = GgufFile(list(self._parts.values()))

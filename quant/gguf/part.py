@@ -51,8 +51,13 @@ class Part(NamedTuple):
     changed_ns: int  # time of the file's last change when it was mapped
 
 
-def read_part(path: Path) -> Part:
-    """Map `path` and read its header. Raises ModelFileError with one line if it is not valid."""
+def read_part(path: Path, *, has_weights: bool = True) -> Part:
+    """Map `path` and read its header.
+
+    has_weights: False if the file may end after its header.
+
+    Raises ModelFileError with one line if the file is not valid.
+    """
     data, changed_ns = _map(path)
     reader = HeaderReader(data, path.name)
     version = _check_magic(reader)
@@ -67,7 +72,7 @@ def read_part(path: Path) -> Part:
             raise reader.error(f"key {pair.key!r} occurs twice; write the file again with a current converter")
         pairs[pair.key] = pair
     alignment = _alignment(reader, pairs)
-    tensors = _read_tensors(reader, path, n_tensors, alignment)
+    tensors = _read_tensors(reader, path, n_tensors, alignment, has_weights=has_weights)
     return Part(path, reader.data, version, pairs, alignment, tensors, changed_ns)
 
 
@@ -132,7 +137,9 @@ def _alignment(reader: HeaderReader, pairs: Mapping[str, Pair]) -> int:
     return value
 
 
-def _read_tensors(reader: HeaderReader, path: Path, n_tensors: int, alignment: int) -> dict[str, TensorInfo]:
+def _read_tensors(
+    reader: HeaderReader, path: Path, n_tensors: int, alignment: int, *, has_weights: bool
+) -> dict[str, TensorInfo]:
     """Return the tensors. Each must start where the previous one ends, padded to the alignment."""
     rows: dict[str, tuple[tuple[int, ...], TensorType, int]] = {}
     for i in range(n_tensors):
@@ -151,7 +158,7 @@ def _read_tensors(reader: HeaderReader, path: Path, n_tensors: int, alignment: i
         n_bytes = kind.n_bytes(math.prod(shape))
         tensors[name] = TensorInfo(name, shape, kind, data_start + offset, n_bytes, path)
         end = data_start + offset + n_bytes
-        if end > len(reader.data):
+        if has_weights and end > len(reader.data):
             raise reader.error(
                 f"the file ends before its weights: tensor {name!r} needs {end} bytes, but the file has "
                 f"{len(reader.data)}; the download is incomplete, continue or repeat it"

@@ -3,7 +3,7 @@
 import json
 import subprocess
 import sys
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,8 @@ from partition.predict.predict import compute_s
 from partition.predict.presets import PartSizes
 from partition.predict.speeds import Curve, DeviceSpeed, Links, LinkSpeed
 from partition.slices.gguf_slice import limits
+from partition.slices.recipe import Literal
+from quant.errors import ModelFileError
 from tests.support.clock import Clock
 from tests.support.slices import write
 
@@ -225,10 +227,43 @@ def test_what_computes_has_no_clock_of_its_own() -> None:
         assert clock is None
 
 
-def test_more_than_the_profile_has_room_for_is_refused(tmp_path: Path) -> None:
-    plan, profile = plan_of("pipeline", [1.0]), {"preset": "pi4"}
-    with pytest.raises(NotEnoughMemory, match="sleeping device allows"):
-        sleeping(tmp_path, plan, 0, profile, options=EngineOptions(context=64, batch=16, sequences=4, memory=1 << 20))
+@pytest.mark.parametrize(
+    ("profile", "words"),
+    [({"preset": "pi4"}, "even if its weights are paged"), (profile_json(uneven("x"), SIZES), "no disk rate")],
+    ids=["no room for two layers", "no disk"],
+)
+def test_slice_that_neither_fits_nor_pages_is_refused(profile: Any, words: str, tmp_path: Path) -> None:
+    options = replace(OPTIONS, memory=1 << 20)
+    with pytest.raises(NotEnoughMemory, match=f"{words}.*sleeping device allows|sleeping device allows.*{words}"):
+        sleeping(tmp_path, plan_of("pipeline", [1.0]), 0, profile, options=options)
+
+
+@pytest.mark.parametrize("clock_skips", [False, True])
+@pytest.mark.parametrize("disk_bytes_per_s", [1e6, 1e12])
+def test_a_step_takes_no_less_than_reading_weights_that_do_not_fit(
+    disk_bytes_per_s: float, clock_skips: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edge.parallel.sleeping.own_rss", lambda: 100 << 20)
+    speed = replace(uneven("x"), disk_bytes_per_s=disk_bytes_per_s)
+    plan, profile = plan_of("tensor", [0.5, 0.5]), profile_json(speed, SIZES)
+    resident, resident_clock = sleeping(tmp_path, plan, 1, profile)
+    with closing(resident):
+        decode(resident)
+    paged_bytes = resident.shape.weight_bytes // 2
+    options = replace(OPTIONS, memory=resident.memory.total - paged_bytes)
+    engine, clock = sleeping(tmp_path, plan, 1, profile, options=options)
+    with closing(engine):
+        assert engine.memory.total == options.memory
+        seconds = []
+        with engine.timing_clock() if clock_skips else nullcontext(clock.perf_counter) as now_s:
+            assert now_s is not None
+            for _ in range(3):
+                began = now_s()
+                decode(engine)
+                seconds.append(now_s() - began)
+    read_s = paged_bytes / disk_bytes_per_s
+    assert (read_s > resident_clock.now) == (disk_bytes_per_s == 1e6)
+    assert seconds == pytest.approx([max(read_s, resident_clock.now)] * 3, rel=1e-6)
 
 
 def test_stop_ends_the_next_step(tmp_path: Path) -> None:
@@ -312,6 +347,22 @@ def test_states_are_as_large_as_real_ones(both: tuple[ModelRunner, ModelRunner])
     assert blocks[0].n_bytes == blocks[1].n_bytes
     both[1].states.write(1, blocks[0])
     assert both[1].kv_last(1) == 7
+
+
+def test_slice_of_a_sleeping_device_is_a_header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, path = plan_of("tensor", [0.5, 0.5]), tmp_path / "header.gguf"
+    whole = ModelFile.open(write(MODEL_PATH, plan.slice(1), tmp_path / "slice.gguf"))
+    monkeypatch.setenv(VARIABLE, "profile.json")
+    [head] = own_kind().recipe(FILE, plan.model_digest or "0" * 64, plan.slice(1)).segments
+    assert isinstance(head, Literal)
+    path.write_bytes(head.data)
+    with pytest.raises(ModelFileError, match="ends before its weights"):
+        ModelFile.open(path)
+    file = own_kind().slice_file(path)
+    assert file.shape == whole.shape
+    assert {name: tensor.n_bytes for name, tensor in file.tensors.items()} == {
+        name: tensor.n_bytes for name, tensor in whole.tensors.items()
+    }
 
 
 def test_a_profile_that_cannot_be_read_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
