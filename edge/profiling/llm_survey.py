@@ -180,8 +180,15 @@ class _LayerProfiler:
     def described(self, rank: int, speed: DeviceSpeed, *, with_key: bool = True) -> DeviceSpeed:
         """Return a device's speed with the device's memory, threads and host. with_key: and the cache key."""
         n_threads = self._threads.get(self._devices.addresses[rank])
-        host, key = host_of(self._devices.profiles[rank], n_threads), self.keys[rank] if with_key else ""
-        return replace(speed, memory_bytes=self.rooms[rank], threads=n_threads, key=key, host=host)
+        profile, key = self._devices.profiles[rank], self.keys[rank] if with_key else ""
+        return replace(
+            speed,
+            memory_bytes=self.rooms[rank],
+            threads=n_threads,
+            key=key,
+            host=host_of(profile, n_threads),
+            shares_layers=profile.page_round_trip_s is None,
+        )
 
     def known_speed(self, rank: int) -> DeviceSpeed | None:
         """Return the remembered speed of a device, or None if it was not measured."""

@@ -84,6 +84,7 @@ class DeviceSpeed:
     busy: bool = False  # True if other work used the device during the measurement
     key: str = ""  # key under which the figures are remembered
     host: Host | None = None  # machine that the device runs on; None: not shared
+    shares_layers: bool = True  # False: the device computes whole layers only, as a browser's page does
 
     def __post_init__(self) -> None:
         for name in ("disk_bytes_per_s", "watts"):

@@ -293,6 +293,7 @@ class Planner:
             several = [group for size in range(2, min(n, most) + 1) for group in combinations(range(n), size)]
         else:
             several = self._near(min(_GROUP_OF, most))
+        several = [group for group in several if all(self.speeds[i].shares_layers for i in group)]
         if not self.pipeline:
             return [group for group in (*singles, *several) if 0 in group]  # a single stage that includes the owner
         return [*singles, *several]

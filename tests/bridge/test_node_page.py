@@ -17,6 +17,7 @@ from edge.llm.engine import Engine
 from edge.llm.interface import TextEngine
 from edge.llm.options import EngineOptions
 from edge.models.demo import MODEL_PATH
+from edge.profiling.llm_survey import Estimator
 from partition.model.file import ModelFile
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL, Plan
@@ -109,6 +110,9 @@ def test_a_stage_at_the_page_computes_what_this_device_computes(arch: str, page:
 
 def test_a_page_that_vanishes_in_the_middle_is_a_pause(page: NodePage) -> None:
     """The answers go on with the same tokens. Opened again, the page is used again, and no slice is sent."""
+    with Fleet([page.address]) as fleet:
+        speeds = Estimator(fleet).survey(ModelFile.open(MODEL_PATH)).speeds
+    assert [speed.shares_layers for speed in speeds] == [True, False]  # no plan shares the page's layers
     with Engine(MODEL_PATH, OPTIONS) as single:
         expected = greedy_answers(single, QUESTIONS, 12, {})
     steps = Heard()

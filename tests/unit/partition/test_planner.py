@@ -322,6 +322,20 @@ def test_tensor_parallel_gives_way_where_latency_says(layers: int, layer_s: floa
     assert high == pytest.approx(compute_s / (4 * layers), rel=0.25)
 
 
+def test_device_that_cannot_share_layers_has_whole_layers() -> None:
+    """Sharing would be faster on both, so it is chosen for the two that can."""
+    planner = llm(22, 1.2 * MS, 1e-6, *(round(0.6 * 22 * 24_772_608 + 50e6),) * 2)
+    for whole in (1, 2):
+        speeds = [*planner.speeds, replace(planner.speeds[1], device="c", name="c")]
+        speeds[whole] = replace(speeds[whole], shares_layers=False)
+        links = linked([speed.device for speed in speeds], LinkSpeed(1e-6, 1e9))
+        result, _ = planner.like(speeds, links).front(("latency",))
+        plans = [placed.plan for placed in result]
+        groups = [{shard.device for shard in stage.shards} for plan in plans for stage in plan.stages]
+        assert all(len(group) == 1 for group in groups if speeds[whole].device in group)
+        assert max(map(len, groups)) == 2
+
+
 def test_a_device_ten_times_as_fast_has_nearly_all_layers() -> None:
     limits = model(22)
     speeds = [device(layer_s=10 * MS), device("b", MS), device("c", 10 * MS)]
