@@ -225,6 +225,8 @@ class Scheduler(Closing):
             state = queues.next_waiting
             if state.request.background and not queues.is_background:
                 return True
+            if queues.is_reserved(state, len(self.slots.all), self._budget.clock()):
+                return True
             if len(state.tokens) > self.engine.context:  # its next token had no room when the engine was lost
                 if not state.shift():
                     self._end(state, "length")
@@ -278,6 +280,8 @@ class Scheduler(Closing):
         """Return the rows of the next step, after preempting the last requests until the cache has room for them."""
         same, others = of_one_set(self.queues.ready) if self.engine.adapters else (self.queues.ready, [])
         n_requests, chunk = self._in_flight.n_requests, self.engine.chunk
+        if not n_requests and (first := self.queues.newcomers(self._budget.rows_apart)):
+            same, others = first, [state for state in self.queues.ready if state not in first]
         chosen = self._budget.choose(same, n_requests, chunk, others, is_short=self.queues.is_background)
         rows = [Rows.pending(state, n_rows) for state, n_rows in chosen]
         while not self.slots.make_room(sum([len(own.tokens) for own in rows])):
@@ -358,7 +362,7 @@ class Scheduler(Closing):
             self._in_flight.drop(self._use.in_use_by(self))
         state.continuation.close()
         self.drafts.ended(state)
-        self.queues.remove(state)
+        self.queues.ended(state, self._budget.clock())
         if (slot := state.slot) is not None:
             with suppress(EdgeError):  # the next step reports an engine that has failed
                 if state.pending < 0 and self._use.in_use_by(self) is not None:  # drafts were in flight

@@ -141,6 +141,13 @@ class StepBudget:
         self._is_short = False  # True if the last step was short
         self._short_rates: deque[float] = deque(maxlen=_REMEMBERED)  # rows per second of short steps
 
+    @property
+    def rows_apart(self) -> int:
+        """Number of prompt rows of a step without decode rows; 0 with latency targets, because such a step makes a gap
+        longer.
+        """
+        return 0 if self._targets is not None else self.rows
+
     def prompt_rows(self, answers: int, waiting: float = 1.0) -> int:
         """Return the prompt rows of a step with `answers` decode rows. The step has whole tiles with some prompt rows.
 

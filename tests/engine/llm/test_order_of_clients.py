@@ -1,6 +1,7 @@
 """The order in which requests of several clients begin, and which requests make room. Tokens never depend on it."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from edge.llm.continuation import Request
 from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions
+from edge.llm.queues import RESERVED_S
 from edge.llm.scheduler import Scheduler
 from edge.models.demo import MODEL_PATH
 
@@ -128,3 +130,90 @@ def test_tokens_are_those_of_each_request_alone(engine: Engine, arrivals: list[t
     with Scheduler(engine, slots=1) as alone:
         by_start = {start: alone.run([request("", 0, start=start)])[0] for start in set(starts.values())}
     assert tokens == {number: by_start[start] for number, start in starts.items()}
+
+
+class Clock:
+    """A clock that a test sets."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_the_slot_of_a_client_waits_shortly_for_its_next_request(engine: Engine) -> None:
+    clock = Clock()
+    with Scheduler(engine, clock=clock) as scheduler:
+        heavy = [scheduler.add(request("heavy", n, n_tokens=60)) for n in range(4)]
+        scheduler.step()
+        light = scheduler.add(request("light", 5, n_tokens=3))
+        while light in [state.number for state in scheduler.queues.all]:
+            scheduler.step()
+        scheduler.step()
+        assert running(scheduler) == heavy[:2]
+        light = scheduler.add(request("light", 6, n_tokens=3))
+        scheduler.step()
+        assert running(scheduler) == [*heavy[:2], light]
+        assert scheduler.queues.preemptions["foreground"] == 1
+        while light in [state.number for state in scheduler.queues.all]:
+            scheduler.step()
+        clock.now += RESERVED_S
+        scheduler.step()
+        assert running(scheduler) == heavy[:3]
+
+
+@pytest.mark.parametrize(("heavy", "light"), [("a", "a"), ("", "b"), ("a", "")])
+def test_no_slot_waits_for_the_same_or_an_unnamed_client(engine: Engine, heavy: str, light: str) -> None:
+    with Scheduler(engine, clock=Clock()) as scheduler:
+        short = scheduler.add(request(light, 0, n_tokens=3))
+        numbers = [scheduler.add(request(heavy, n, n_tokens=60)) for n in range(3)]
+        while short in [state.number for state in scheduler.queues.all]:
+            scheduler.step()
+        scheduler.step()
+        assert running(scheduler) == numbers
+
+
+def rows_of_steps(engine: Engine, scheduler: Scheduler, n: int) -> list[int]:
+    """Return the number of rows of each of the next steps."""
+    rows = list[int]()
+    submit = engine.submit
+
+    def submit_counted(tokens: list[int], *more: Any, **others: Any) -> None:
+        rows.append(len(tokens))
+        submit(tokens, *more, **others)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, "submit", submit_counted)
+        for _ in range(n):
+            scheduler.step()
+    return rows
+
+
+def test_the_short_prompt_of_a_light_client_has_a_step_of_its_own(engine: Engine, scheduler: Scheduler) -> None:
+    for n in range(2):
+        scheduler.add(request("heavy", n, n_tokens=40))
+    scheduler.step()
+    scheduler.add(request("light", 5))
+    assert rows_of_steps(engine, scheduler, 2) == [3, 3]  # its prompt, and then one row of each request
+
+
+@pytest.mark.parametrize("clients", [("a", "b", "c"), ("a", "a", "a"), ("", "", "b"), ("", "", "")])
+def test_prompts_share_steps_if_no_other_client_has_several_requests(
+    engine: Engine, scheduler: Scheduler, clients: tuple[str, str, str]
+) -> None:
+    for n, client in enumerate(clients[:2]):
+        scheduler.add(request(client, n, n_tokens=40))
+    scheduler.step()
+    scheduler.add(request(clients[2], 5))
+    assert rows_of_steps(engine, scheduler, 1) == [5]
+
+
+def test_answers_go_on_after_each_step_of_a_prompt_alone(engine: Engine, scheduler: Scheduler) -> None:
+    for n in range(2):
+        scheduler.add(request("heavy", n, n_tokens=60))
+    scheduler.step()
+    rows = list[int]()
+    for n in range(4):  # each request of the light client comes when the previous one has begun
+        scheduler.add(request(f"light {n}", 5, n_tokens=1))
+        rows += rows_of_steps(engine, scheduler, 1)
+    assert rows == [3, 5, 3, 5]
