@@ -46,6 +46,7 @@ MOST_IDLE_MINUTES = 525_600
 DRAIN_S, MOST_DRAIN_S = 30, 86_400  # the default equals that of edge.serve.options
 WARMING_S = 360.0  # seconds of each hour
 TARGETS = ("target_itl", "target_ttft")
+LEAST_WEIGHT, MOST_WEIGHT = 0.01, 100.0  # of a key
 KEY_VARIABLE, ADMIN_VARIABLE = "EDGE_API_KEY", "EDGE_ADMIN_KEY"
 DRAFTS = (*KINDS, SELF)
 say = partial(say_as, command="serve")
@@ -201,8 +202,9 @@ def run(args: argparse.Namespace) -> int:
     from edge.serve.options import ServeOptions
     from edge.serve.server import serve
 
-    keys = _keys(args.api_key, KEY_VARIABLE, args.api_key_file, "--api-key-file")
-    admin_keys = _keys(args.admin_key, ADMIN_VARIABLE, args.admin_key_file, "--admin-key-file")
+    weights: dict[str, float] = {}
+    keys = _keys(args.api_key, KEY_VARIABLE, args.api_key_file, "--api-key-file", weights)
+    admin_keys = _keys(args.admin_key, ADMIN_VARIABLE, args.admin_key_file, "--admin-key-file", weights)
     options = ServeOptions(
         args.host,
         args.port,
@@ -213,6 +215,7 @@ def run(args: argparse.Namespace) -> int:
         tls_cert=args.tls_cert,
         tls_key=args.tls_key,
         admin_keys=admin_keys,
+        weights=weights,
         shared_prefixes=args.shared_prefixes,
         front=args.front,
         memory=args.memory if devices is None else None,
@@ -253,10 +256,15 @@ def _warming_seconds(text: str) -> float:
         raise ValueError(f"needs on, off, or seconds from 1 to 3600, got {text!r}") from None
 
 
-def _keys(options: list[str], variable: str, path: Path | None, option: str) -> tuple[str, ...]:
+def _keys(
+    options: list[str], variable: str, path: Path | None, option: str, weights: dict[str, float]
+) -> tuple[str, ...]:
     """Return keys from options, from an environment variable, and from the lines of a file.
 
-    Raises OSError if the file cannot be read, and UsageError if it has no keys or is not text.
+    weights: receives the weights of keys in the file.
+
+    Raises OSError if the file cannot be read, and UsageError if it has no keys or is not text, or if a weight is not a
+    number from 0.01 to 100.
     """
     several = (*options, *filter(None, [os.environ.get(variable)]))
     if path is None:
@@ -267,6 +275,19 @@ def _keys(options: list[str], variable: str, path: Path | None, option: str) -> 
         keys = []
     if not keys:
         raise UsageError(f"{option} {path} has no keys; write one in each line")
+    for number, line in enumerate(keys):
+        key, separator, weight = line.rpartition(" weight=")
+        if separator:
+            keys[number] = key.rstrip()
+            try:
+                weights[keys[number]] = float(weight)
+            except ValueError:
+                weights[keys[number]] = 0.0
+            if not LEAST_WEIGHT <= weights[keys[number]] <= MOST_WEIGHT:
+                raise UsageError(
+                    f"{option} {path}: the weight of a key must be a number from {LEAST_WEIGHT:g} to {MOST_WEIGHT:g},"
+                    f" got {weight!r}; write a line such as KEY weight=2"
+                )
     return (*several, *keys)
 
 

@@ -16,6 +16,7 @@ class Caller:
     owner: str = ""  # digest of the key; empty if no key is needed
     client: str = ""  # identity for fair queuing: digest of the key, or the address if there are no keys
     is_administrator: bool = True
+    weight: float = 1.0  # share of the key while requests wait
     among_several: bool = False  # whether there are several keys, so that no key may fill a queue
     # Models that it keeps loaded; None: not a request.
     _held: list[tuple[Counter[str], str]] | None = field(default=None, repr=False)

@@ -78,9 +78,10 @@ class Dispatcher(AnswersOwner):
 
     async def generate(self, generation: Generation) -> ProcessAnswer:
         """Begin an answer. Raises the errors of the request."""
-        client, text = CALLER.get().client, prompt_text(generation)
-        limit = generation.max_tokens
-        tag = self._order.tag(client, self._lengths.prompt_tokens(len(text)) + self._lengths.tokens(limit))
+        caller, text = CALLER.get(), prompt_text(generation)
+        client, limit = caller.client, generation.max_tokens
+        cost = self._lengths.prompt_tokens(len(text)) + self._lengths.tokens(limit)
+        tag = self._order.tag(client, cost, caller.weight)
         answer = ProcessAnswer(replace(generation, client=client, tag=tag))
         digests = block_digests(generation, text) if len(self.replicas) > 1 else ()
         self._prompts[answer] = _Prompt(len(text), digests, limit)

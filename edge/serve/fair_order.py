@@ -15,10 +15,14 @@ class FairOrder:
         self._now = 0.0
         self._ends: dict[str, float] = {}  # virtual end of each client's last request
 
-    def tag(self, client: str, cost: float) -> float:
-        """Return the start tag of a client's new request. cost: its work, in tokens."""
+    def tag(self, client: str, cost: float, weight: float = 1.0) -> float:
+        """Return the start tag of a client's new request.
+
+        cost: its work, in tokens.
+        weight: share of the client. While two clients wait, their work is in the ratio of their weights.
+        """
         start = max(self._now, self._ends.get(client, 0.0))
-        self._ends[client] = start + cost
+        self._ends[client] = start + cost / weight
         return start
 
     def begun(self, tag: float) -> None:

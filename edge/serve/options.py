@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import ssl
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from devices.errors import TrustError
@@ -42,6 +43,7 @@ class ServeOptions:
     memory: int | None = None  # memory budget of all models in bytes; None: each as configured
     shared_prefixes: bool = False  # share the prefix cache between keys, although timing may reveal other keys' prompts
     admin_keys: tuple[str, ...] = ()  # keys that may change settings of all keys; if empty, a single key may
+    weights: Mapping[str, float] = field(default_factory=dict)  # shares of keys in fair queuing; others have 1
     devices: tuple[str, ...] = ()  # addresses allowed in requested plans, in addition to the plans in `front`
 
     @property

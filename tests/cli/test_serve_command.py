@@ -292,8 +292,17 @@ def test_a_file_without_keys_is_refused(tmp_path: Path, content: bytes) -> None:
         assert f"{option} {file} has no keys" in said
 
 
+@pytest.mark.parametrize("weight", ["0", "nan", "two", "1000", ""])
+def test_a_weight_of_a_key_out_of_range_is_refused(tmp_path: Path, weight: str) -> None:
+    file = tmp_path / "keys"
+    file.write_text(f"sesame\nash weight={weight}\n")
+    code, said = refused("--api-key-file", str(file))
+    assert code == 2
+    assert f"the weight of a key must be a number from 0.01 to 100, got {weight!r}" in said
+
+
 def test_administrators_are_named_by_option_environment_and_file(tmp_path: Path) -> None:
-    (tmp_path / "keys").write_text("ash\n")
+    (tmp_path / "keys").write_text("ash weight=2.5\n")
     options = ("--api-key", "sesame", "--admin-key", "oak", "--admin-key-file", str(tmp_path / "keys"))
     with served(*options, "--prefix-cache", "0", EDGE_ADMIN_KEY="elm") as server:
         for key, status in (("sesame", 403), ("oak", 400), ("elm", 400), ("ash", 400), ("other", 401)):

@@ -43,6 +43,7 @@ class Security:
         """open_paths: paths that need no key."""
         self.app = app
         self._owners = {key.encode(): _digest(key) for key in options.keys}
+        self._weights = {_digest(key): weight for key, weight in options.weights.items()}
         self._administrators = frozenset(map(_digest, options.administrators)) if options.keys else frozenset({""})
         self._shares_prefixes = options.shared_prefixes
         self._own_names = OwnNames(options)
@@ -102,7 +103,8 @@ class Security:
 
     def _caller(self, owner: str, scope: Scope) -> Caller:
         client = owner or (scope.get("client") or ("",))[0]
-        caller = Caller(owner, client, owner in self._administrators, len(self._owners) > 1)
+        weight, is_administrator = self._weights.get(owner, 1.0), owner in self._administrators
+        caller = Caller(owner, client, is_administrator, weight, len(self._owners) > 1)
         caller.begin()
         return caller
 

@@ -49,6 +49,16 @@ def test_a_new_client_is_before_all_that_wait_of_others(requests: list[tuple[str
     assert all(tag > tags[0] for tag in tags[1:])
 
 
+@given(st.integers(1, 20), st.integers(1, 20), st.integers(1, 1000))
+def test_work_of_waiting_clients_is_in_the_ratio_of_their_weights(a: int, b: int, cost: int) -> None:
+    order = FairOrder()
+    tags = sorted(
+        (order.tag(client, cost, weight), client) for client, weight in {"a": a, "b": b}.items() for _ in range(100)
+    )
+    begun = [client for _, client in tags[: 2 * (a + b)]]
+    assert abs(begun.count("a") / a - begun.count("b") / b) <= 1 / a + 1 / b
+
+
 def test_a_client_that_was_away_saves_up_nothing() -> None:
     order = FairOrder()
     for _ in range(5):
