@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from apps import distributed
 from apps.errors import UsageError
-from apps.options import add, check_dimensions, check_onnx, check_output, option, set_common
+from apps.options import add, check_dimensions, check_onnx, check_output, option, refuse, set_common
 from apps.show.progress import progress
 from apps.show.table import figure, print_columns, print_json, print_notes, print_table
 from edge.units import items, natural, number, positive, positive_int
@@ -45,6 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(group, "--scale S", "only divide by S, without mean and std: 255 gives values from 0 to 1", positive)
     option(parser, "--repeats N", "runs of each measurement; 0: do not measure (default: 10)", natural, default=10)
     add(parser, "--threads")
+    words = "budget of this process: weights that do not fit are read from disk in every run"
+    add(parser, "--memory", help=words)
     option(parser, "--provider NAME", "execution provider of ONNX Runtime (default: the best available)", str.lower)
     add(parser, "--json")
     distributed.add_arguments(parser, onnx=True)
@@ -85,6 +87,8 @@ def _here(args: argparse.Namespace, scaling: Scaling | None) -> RunResult:
     from edge.onnx.engine import OnnxEngine
     from edge.onnx.inputs import read
 
+    if args.memory is not None:
+        return _within_memory(args, scaling)
     with OnnxEngine(Path(args.model), args.threads, args.provider, dims=dict(args.dim), outputs=args.outputs) as engine:
         if args.output is not None:
             check_output(Path(args.output), engine.files, args.force)  # external files with weights count as sources
@@ -101,6 +105,31 @@ def _here(args: argparse.Namespace, scaling: Scaling | None) -> RunResult:
         rows = [("provider", f"{engine.provider}, {counted(engine.threads, 'thread')}")]
         fallbacks = [f"{provider}; what runs is {engine.provider}" for provider in engine.fell_back_from]
         return RunResult(inputs, outputs, speed, about, rows, fallbacks)
+
+
+def _within_memory(args: argparse.Namespace, scaling: Scaling | None) -> RunResult:
+    """Run the model on this device within a memory budget."""
+    from edge.llama.interrupt import interrupt_stops
+    from edge.onnx.bench import sequential
+    from edge.onnx.inputs import read
+    from edge.onnx.lean import load_lean
+    from edge.onnx.model import declared_inputs
+    from edge.onnx.paged import LARGE, PagedNetwork
+    from edge.onnx.signature import with_dims
+
+    lean, dims = load_lean(Path(args.model), LARGE), dict(args.dim)
+    if args.output is not None:
+        check_output(Path(args.output), [lean.file.path, *lean.file.data_files], args.force)
+    inputs = read(with_dims(declared_inputs(lean.file), dims), args.input, scaling)
+    with (
+        PagedNetwork(lean, args.memory, args.threads, dims=dims, outputs=args.outputs, feeds=inputs.feeds) as network,
+        interrupt_stops(network),
+    ):
+        outputs = network.run(inputs.feeds)
+        speed = _measure(sequential(network.run), inputs.feeds, args.repeats, 1) if args.repeats else None
+        about = {"provider": "cpu", "fell_back_from": [], "threads": network.threads, "stages": None}
+        rows = [("provider", f"cpu, {counted(network.threads, 'thread')}"), ("memory", network.describe())]
+        return RunResult(inputs, outputs, speed, about | network.to_json(), rows)
 
 
 def _there(args: argparse.Namespace, scaling: Scaling | None, devices: distributed.Devices[OnnxPlan]) -> RunResult:
@@ -152,6 +181,8 @@ def _check(args: argparse.Namespace) -> Scaling | None:
     if (args.mean is None) != (args.std is None):
         raise UsageError("--mean and --std go together; give both, or none for ImageNet's")
     check_dimensions(args.dim)
+    if args.memory is not None:
+        refuse(args, ("provider", "workers", "plan"), "does not go with --memory; leave one out")
     if args.output is not None:
         model, output = Path(args.model), Path(args.output)
         labels = [Path(args.labels)] if args.labels is not None else []

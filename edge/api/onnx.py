@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from edge.arguments import checked
+from edge.arguments import checked, named
 from edge.closing import Closing
 from edge.errors import EngineError
 from edge.llm.pieces import Pieces
 from edge.models.paths import PathLike
+from edge.units import as_bytes
 
 if TYPE_CHECKING:
     from edge.onnx.bench import Flow
@@ -36,13 +37,19 @@ class OnnxModel(Closing):
         threads: int | None = None,
         provider: str | None = None,
         dims: Mapping[str, int] | None = None,
+        memory: int | str | None = None,
     ) -> None:
         """threads: None: one per physical core.
         provider: of ONNX Runtime, such as "cuda"; None: the best one available.
         dims: sizes of the network's open dimensions.
+        memory: maximum of the whole process, in bytes or as a text such as "200MiB"; weights that do not fit are read
+        from disk in every run. Open dimensions have size 1 in its plan unless `dims` has them.
         """
         self.path = Path(path)
         self._threads, self._provider, self._dims = threads, provider, dict(dims or {})
+        self._memory = named("memory", as_bytes, memory)
+        if self._memory is not None and provider not in (None, "cpu"):
+            raise EngineError(f"memory goes with the provider cpu alone, not with {provider!r}; leave one out")
         self._flow: Flow | None = None
         self._stack = ExitStack()
         self._start: Callable[[ExitStack], Flow] = self._here
@@ -92,5 +99,11 @@ class OnnxModel(Closing):
         from edge.onnx.bench import sequential
         from edge.onnx.engine import OnnxEngine
 
+        if self._memory is not None:
+            from edge.onnx.lean import load_lean
+            from edge.onnx.paged import LARGE, PagedNetwork
+
+            network = PagedNetwork(load_lean(self.path, LARGE), self._memory, self._threads, dims=self._dims)
+            return sequential(stack.enter_context(network).run)
         engine = OnnxEngine(self.path, self._threads, self._provider, dims=self._dims)
         return sequential(stack.enter_context(engine).run)

@@ -13,12 +13,12 @@ from partition.model.onnx_graph import uses
 from quant.errors import ModelFileError
 from quant.text import first_line
 
-_PROTOBUF_LIMIT = (1 << 31) - 1  # bytes of one file; larger models keep their weights in a separate file
+PROTOBUF_LIMIT = (1 << 31) - 1  # bytes of one file; larger models keep their weights in a separate file
 _INLINE_LIMIT = 1_900_000_000  # bytes of weights that fit into one file with names, nodes and shapes
 _NO_SHAPE = "Field 'shape' of 'type' is required"
 _MOST_DIMS = 64  # limit of dimensions of a tensor, as in numpy
 _MOST_VALUES = 1 << 48  # limit of values of a tensor
-_LONGEST_NAME = 200  # limit of characters of a tensor's name in an error
+LONGEST_NAME = 200  # limit of characters of a tensor's name in an error
 # Temporary domain of operators that the onnx package does not know, while it checks the model.
 _UNCHECKED = "edge.unchecked"
 _KEEP_INLINE = 1024  # smaller tensors in bytes, such as shapes, stay inside the model for shape inference
@@ -49,26 +49,26 @@ def load(path: Path) -> OnnxFile:
     import onnx
 
     size = path.stat().st_size
-    if size > _PROTOBUF_LIMIT:
+    if size > PROTOBUF_LIMIT:
         raise ModelFileError(f"{path} has {size} bytes; an ONNX file has at most 2 GiB, and more weights beside it")
-    model = _message(path.read_bytes(), f"{path} is not an ONNX model", ", or is cut off; get it again")
+    model = message_of(path.read_bytes(), f"{path} is not an ONNX model", ", or is cut off; get it again")
     if not model.ir_version or not model.opset_import or not model.graph.output:
         raise ModelFileError(f"{path} is not an ONNX model: it names no version, no operator set or no outputs")
     data_files: set[Path] = set()
     for tensor in tensors(model):
-        what = f"{path}: tensor {tensor.name[:_LONGEST_NAME]!r}"
-        _check_dims(tensor, what)
+        what = f"{path}: tensor {tensor.name[:LONGEST_NAME]!r}"
+        check_dims(tensor, what)
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
-            data_files.add(_data_file(path, tensor, what))
-    _read_weights(path, model)
-    _constants_not_inputs(model.graph)
+            data_files.add(data_file_of(path, tensor, what))
+    read_weights(path, model)
+    constants_not_inputs(model.graph)
     sort_nodes(model.graph)
     model.ir_version = max(model.ir_version, 4)  # older versions require every initializer to be an input
     weights = sum(len(tensor.raw_data) or int(tensor.ByteSize()) for tensor in tensors(model))
     size += sum(data_file.stat().st_size for data_file in data_files)
     file = OnnxFile(path, model, frozenset(data_files), weights, size)
     if weights <= _INLINE_LIMIT:
-        _check(model, str(path))
+        check_model(model, str(path))
     return file
 
 
@@ -77,17 +77,17 @@ def parsed(content: bytes) -> Any:
     files."""
     import onnx
 
-    model = _message(content, f"these {len(content)} bytes are no ONNX model", ", or are cut off")
+    model = message_of(content, f"these {len(content)} bytes are no ONNX model", ", or are cut off")
     for tensor in tensors(model):
-        _check_dims(tensor, f"tensor {tensor.name[:_LONGEST_NAME]!r}")
+        check_dims(tensor, f"tensor {tensor.name[:LONGEST_NAME]!r}")
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
             raise ModelFileError(f"tensor {tensor.name!r} has its data in a file; give the model as a file, too")
     sort_nodes(model.graph)
-    _check(model, "the model")
+    check_model(model, "the model")
     return model
 
 
-def _message(content: bytes, refused: str, or_cut_off: str) -> Any:
+def message_of(content: bytes, refused: str, or_cut_off: str) -> Any:
     """Return the ModelProto in these bytes. Raises ModelFileError with a message that begins with `refused`."""
     import onnx
     from google.protobuf.message import DecodeError
@@ -102,7 +102,7 @@ def _message(content: bytes, refused: str, or_cut_off: str) -> Any:
     return model
 
 
-def _check(model: Any, name: str) -> None:
+def check_model(model: Any, name: str) -> None:
     """Raise ModelFileError if the model breaks the rules of ONNX.
 
     ONNX Runtime's optimizer writes private operators into the standard domain. Such operators are not checked here,
@@ -267,7 +267,7 @@ def _node_tensors(nodes: Any) -> Iterator[Any]:
                 yield from _graph_tensors(graph)
 
 
-def _data_file(path: Path, tensor: Any, what: str) -> Path:
+def data_file_of(path: Path, tensor: Any, what: str) -> Path:
     """Return the file that holds an external tensor, after checking that the file holds all its bytes."""
     fields = {entry.key: entry.value for entry in tensor.external_data}
     location = str(fields.get("location", ""))
@@ -298,7 +298,7 @@ def _data_file(path: Path, tensor: Any, what: str) -> Path:
     return data_file
 
 
-def _check_dims(tensor: Any, what: str) -> None:
+def check_dims(tensor: Any, what: str) -> None:
     """Raise ModelFileError if the tensor has too many dimensions, a negative dimension, or too many values."""
     if len(tensor.dims) > _MOST_DIMS:
         raise ModelFileError(f"{what} has {len(tensor.dims)} dimensions; at most {_MOST_DIMS} are possible")
@@ -326,7 +326,7 @@ def _dense_bytes(tensor: Any, what: str) -> int:
     return int(values) * int(dtype.itemsize)
 
 
-def _read_weights(path: Path, model: Any) -> None:
+def read_weights(path: Path, model: Any) -> None:
     """Read the external weights into the model. Their files have been checked."""
     from onnx.external_data_helper import load_external_data_for_tensor, uses_external_data
 
@@ -342,7 +342,7 @@ def _read_weights(path: Path, model: Any) -> None:
             tensor.ClearField("external_data")
 
 
-def _constants_not_inputs(graph: Any) -> None:
+def constants_not_inputs(graph: Any) -> None:
     """Remove weights from the inputs, where old models list them, too. A weight that is also an input is not constant,
     and would not be quantized.
     """

@@ -71,7 +71,7 @@ class OnnxSource:
         declared = declared_inputs(file)
         fixed = with_dims(declared, dims)
         if feeds is None:
-            feeds = _noise(fixed)
+            feeds = noise(fixed)
         fit(fixed, feeds)
         run = ObservedRun(file, feeds)
         graph = OnnxGraph.from_model(file.model, dims_of(declared, feeds), run.shapes)
@@ -236,7 +236,7 @@ def load_source(path: Path, dims: Mapping[str, int], inputs: Sequence[str] | Map
     return OnnxSource.from_file(file, dims, feeds)
 
 
-def _noise(inputs: tuple[Input, ...]) -> Feeds:
+def noise(inputs: tuple[Input, ...]) -> Feeds:
     """Return a random input with 1 for every open dimension; it is the same in each call."""
     try:
         return next(random_feeds(inputs, 1))

@@ -115,6 +115,8 @@ def open_session(
     provider: str | None,
     dims: Mapping[str, int],
     nodes: Mapping[str, str],
+    *,
+    alone: bool = True,
 ) -> tuple[Any, str, tuple[str, ...]]:
     """Open a session of a model. Return (session, provider, refusals).
 
@@ -126,6 +128,7 @@ def open_session(
     provider: short name of the provider; None: the best one that accepts the model
     dims: sizes of open dimensions by name
     nodes: name of the first node by "domain:operator", for errors
+    alone: False: one of many sessions that run in turn. Its threads do not spin, and it keeps no memory between runs.
 
     Raises EngineError if the provider is missing or unusable, or if an operator is unknown.
     """
@@ -138,7 +141,7 @@ def open_session(
                 f" {', '.join(offered_by_name)}"
             )
         named, last = offered_by_name[provider], f"{ORDER[-1]}{_SUFFIX}"
-        session = _session(model, name, threads, list(dict.fromkeys((named, last))), dims, nodes)
+        session = _session(model, name, threads, list(dict.fromkeys((named, last))), dims, nodes, alone)
         if named not in session.get_providers():
             raise EngineError(f"the provider {provider!r} cannot be used on this device; leave it out to get another")
         return session, _short(named), ()
@@ -146,28 +149,36 @@ def open_session(
     refused = []
     for candidate in better:
         try:
-            session = _session(model, name, threads, [candidate, last], dims, nodes)
+            session = _session(model, name, threads, [candidate, last], dims, nodes, alone)
         except EngineError as exc:
             refused.append(f"{_short(candidate)}: {exc}")
             continue
         if candidate in session.get_providers():
             return session, _short(candidate), tuple(refused)
         refused.append(f"{_short(candidate)}: it cannot be used on this device")
-    return _session(model, name, threads, [last], dims, nodes), _short(last), tuple(refused)
+    return _session(model, name, threads, [last], dims, nodes, alone), _short(last), tuple(refused)
 
 
 def _session(
-    model: str | bytes, name: str, threads: int, providers: list[str], dims: Mapping[str, int], nodes: Mapping[str, str]
+    model: str | bytes,
+    name: str,
+    threads: int,
+    providers: list[str],
+    dims: Mapping[str, int],
+    nodes: Mapping[str, str],
+    alone: bool,
 ) -> Any:
     ort, options = runtime(), session_options(threads)
+    options.enable_cpu_mem_arena = alone
     for dim, value in dims.items():
         options.add_free_dimension_override_by_name(dim, value)
     settings: list[dict[str, str]] = [{} for _ in providers]
     xnnpack = "XnnpackExecutionProvider" in providers
     if xnnpack:
         settings[providers.index("XnnpackExecutionProvider")]["intra_op_num_threads"] = str(threads)
-    # Idle threads spin by default. They would take processors from XNNPACK's threads, or use up a CPU quota.
-    if xnnpack or (cpu_quota() or threads) < threads:
+    # Idle threads spin by default. They would take processors from XNNPACK's threads or other
+    # sessions, or use up a CPU quota.
+    if xnnpack or not alone or (cpu_quota() or threads) < threads:
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     # The default logger would print the names of libraries that cannot be loaded.
     ort.set_default_logger_severity(_NOTHING)

@@ -21,10 +21,10 @@ def stage_recipe(stage: Data, model: Data, model_digest: str) -> Recipe:
     Weights that `model` does not have under their name are written out. A model with weights in another file is
     therefore written out completely.
     """
-    there = _weights(model)
+    there = weight_places(model)
     segments: list[Segment] = []
     at = 0
-    for name, (offset, length) in sorted(_weights(stage).items(), key=lambda item: item[1]):
+    for name, (offset, length) in sorted(weight_places(stage).items(), key=lambda item: item[1]):
         source, size = there.get(name, (0, 0))
         if length < _LEAST_BYTES or size != length:
             continue
@@ -37,7 +37,7 @@ def stage_recipe(stage: Data, model: Data, model_digest: str) -> Recipe:
     return Recipe(model_digest, len(model), tuple(segments))
 
 
-def _weights(model: Data) -> dict[str, tuple[int, int]]:
+def weight_places(model: Data) -> dict[str, tuple[int, int]]:
     """Return (first byte, length) of each initializer's raw data in a serialized ModelProto."""
     places: dict[str, tuple[int, int]] = {}
     for field, start, stop in _fields(model, 0, len(model)):
@@ -53,12 +53,55 @@ def _weights(model: Data) -> dict[str, tuple[int, int]]:
     return places
 
 
+def without_weights(model: Data, least: int) -> bytes:
+    """Return a serialized ModelProto without the raw data of initializers that have at least `least` bytes.
+
+    Raises ValueError if the bytes are not a message.
+    """
+
+    def graph(start: int, stop: int) -> bytes:
+        parts = []
+        for number, at, first, end in _all_fields(model, start, stop):
+            tensor = b"".join(
+                bytes(model[tag:last])
+                for inner, tag, value, last in (_all_fields(model, first, end) if number == _INITIALIZER else ())
+                if inner != _RAW_DATA or last - value < least
+            )
+            parts.append(_with_length(_INITIALIZER, tensor) if number == _INITIALIZER else bytes(model[at:end]))
+        return b"".join(parts)
+
+    return b"".join(
+        _with_length(_GRAPH, graph(first, end)) if number == _GRAPH else bytes(model[at:end])
+        for number, at, first, end in _all_fields(model, 0, len(model))
+    )
+
+
+def _with_length(number: int, content: bytes) -> bytes:
+    """Return a field with a length."""
+    head, n = bytearray([number << 3 | _BYTES]), len(content)
+    while n > 127:
+        head.append(n & 127 | 128)
+        n >>= 7
+    return bytes([*head, n]) + content
+
+
 def _fields(data: Data, at: int, stop: int) -> Iterator[tuple[int, int, int]]:
     """Yield (number, first byte, end) of the fields with a length in the message data[at:stop].
 
     Raises ValueError if the bytes are not a message.
     """
+    for number, _, first, end in _all_fields(data, at, stop):
+        if first >= 0:
+            yield number, first, end
+
+
+def _all_fields(data: Data, at: int, stop: int) -> Iterator[tuple[int, int, int, int]]:
+    """Yield (number, byte of its tag, first byte of its value, end) of the fields in the message data[at:stop].
+
+    The first byte is -1 for a field without a length. Raises ValueError if the bytes are not a message.
+    """
     while at < stop:
+        began, first = at, -1
         tag, at = _varint(data, at, stop)
         kind = tag & 7
         if kind == _VARINT:
@@ -66,13 +109,13 @@ def _fields(data: Data, at: int, stop: int) -> Iterator[tuple[int, int, int]]:
         elif kind in (_FIXED64, _FIXED32):
             at += 8 if kind == _FIXED64 else 4
         elif kind == _BYTES:
-            length, at = _varint(data, at, stop)
-            if length > stop - at:
-                raise ValueError(f"a field of {length} bytes, but only {stop - at} are left")
-            yield tag >> 3, at, at + length
-            at += length
+            length, first = _varint(data, at, stop)
+            if length > stop - first:
+                raise ValueError(f"a field of {length} bytes, but only {stop - first} are left")
+            at = first + length
         else:
             raise ValueError(f"a field of the wire type {kind}, which has no length")
+        yield tag >> 3, began, first, at
 
 
 def _varint(data: Data, at: int, stop: int) -> tuple[int, int]:

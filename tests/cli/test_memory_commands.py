@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
 
 from devices.lab.control_group import NoGroups
@@ -17,6 +19,7 @@ from tests.support.deployments import own_folders
 from tests.support.groups import CountedGroup
 from tests.support.helpers import TIMEOUT_S, edge_here
 from tests.support.namespaces import need
+from tests.support.onnx_graphs import mlp
 from tests.support.thorough import some
 from tests.support.workers import worker
 
@@ -128,3 +131,27 @@ def test_the_group_of_these_tests_kills() -> None:
     """Or they would prove nothing."""
     with pytest.raises(AssertionError, match="assert 1 == 0"), group_of(48 * MIB) as group:
         subprocess.run([sys.executable, "-c", "x = bytearray(96 << 20)"], preexec_fn=group.add, check=False)
+
+
+def test_a_network_larger_than_its_budget(tmp_path: Path) -> None:
+    """100 MB of weights, of which about 30 fit."""
+    network = tmp_path / "network.onnx"
+    onnx.save(mlp((1024,) * 25, batch=1), network)
+    np.savez(tmp_path / "x.npz", x=np.ones((1, 1024), np.float32))
+    line = ["--input", str(tmp_path / "x.npz"), "--memory", "150MiB", "--repeats", "2", *ONE_THREAD, "--json"]
+    with group_of(150 * MIB) as group:
+        done = subprocess.run(
+            [sys.executable, "-m", "apps.cli", "run", str(network), *line],
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            preexec_fn=group.add,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["memory"]["total_bytes"] <= result["memory"]["budget_bytes"] == 150 * MIB
+    assert result["paging"]["streamed_bytes"] > 40 * MIB
+    assert result["latency_ms_median"] > 0

@@ -17,7 +17,7 @@ from onnx import ModelProto, TensorProto, helper
 from edge.errors import EngineError, Interrupted, NotEnoughMemory
 from edge.onnx.bench import measure, sequential
 from edge.onnx.engine import OnnxEngine
-from edge.onnx.file import _check
+from edge.onnx.file import check_model
 from edge.onnx.pipeline import Result
 from edge.onnx.runtime import runtime
 from edge.onnx.samples import ANY_SHAPE, Array, SamplesError
@@ -294,7 +294,7 @@ def test_check_leaves_operators_and_their_domains_as_they_were(scale: str) -> No
 
     before = said()
     with pytest.raises(ModelFileError) if scale != "scale" else nullcontext():
-        _check(model, "it")
+        check_model(model, "it")
     assert said() == before
 
 
