@@ -1,4 +1,4 @@
-"""`edge serve`: serves models by the APIs of OpenAI, Anthropic and Ollama, and a chat page."""
+"""`edge serve`: serves models by the APIs of OpenAI, Anthropic and Ollama, networks in ONNX, and a chat page."""
 
 from __future__ import annotations
 
@@ -9,18 +9,22 @@ import os
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from apps import distributed
 from apps.engine_options import add_engine_arguments
 from apps.errors import UsageError
 from apps.options import (
+    AUTO,
     add,
     add_draft_arguments,
     apply_reproducible,
+    check_dimensions,
     check_draft_worker,
     check_installed,
+    check_onnx,
     given_options,
+    is_onnx,
     model_path,
     option,
     refuse,
@@ -36,6 +40,7 @@ from partition.predict.drafts import KINDS, SELF
 if TYPE_CHECKING:
     from edge.api.config import EngineConfig
     from edge.models.wheels import Progress
+    from edge.serve.oip.config import NetworkConfig
 
 HELP = "Serve models by the APIs of OpenAI, Anthropic and Ollama, with a chat page for the browser."
 
@@ -56,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     common = "--host --port --api-key --config --requests --draft --context --threads --memory --kv-type"
     common += " --workers --tls-cert --tls-key"
     set_common(parser, common)
-    words = "GGUF files, folders of them, known names, or REPO:FILE (default: the bundled and all downloaded models)"
+    words = "GGUF or ONNX files, folders, known names, or REPO:FILE (default: the bundled and all downloaded models)"
     parser.add_argument("models", nargs="*", metavar="MODEL", help=words)
     group = parser.add_argument_group("server")
     words = "file with models, their names, options and system prompts, instead of MODEL"
@@ -118,6 +123,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     words = "for fill-in-the-middle requests, put the suffix first (suffix, prefix, middle), as some models need"
     option(group, "--spm-infill", words)
     add(group, "--reproducible")
+    add(group, "--dim", default=[])
     words = "JSON file of `edge pareto --json`, from which the page lets users choose a plan"
     option(group, "--front FILE", words, Path)
     distributed.add_arguments(parser)
@@ -146,7 +152,11 @@ def run(args: argparse.Namespace) -> int:
         )
     targets = {f"{name}_ms": value for name, value in given_options(args, TARGETS).items()}
     check_draft_worker(args)
-    devices = distributed.prepare(args)
+    onnx_files = [Path(name) for name in args.models if is_onnx(name)]
+    args.models = [name for name in args.models if not is_onnx(name)]
+    networks = _networks(args, onnx_files) if onnx_files else {}
+    over_devices = networks and (args.workers is not None or args.plan is not None)  # then a network is the only model
+    devices = None if over_devices else distributed.prepare(args)
     if args.front is not None:
         _check_front(args.front)
 
@@ -173,7 +183,7 @@ def run(args: argparse.Namespace) -> int:
             configs[name] = engine_config(preset.path, preset.args, preset.system)
         except UsageError as error:
             raise UsageError(f"{args.config}: the model {name!r}: {error}") from None
-    if not presets:
+    if not presets and (args.models or not networks):
         models = _models(args.models, devices is None)
         if len(models) > 1:
             refuse(args, ("lora", "mmproj", "encoder"), f"is of one model, and there are {len(models)}; name one")
@@ -184,7 +194,7 @@ def run(args: argparse.Namespace) -> int:
                 if len(models) == 1:
                     raise
                 say(f"{path} is left out: {error}")
-        if not configs:
+        if not configs and not networks:
             raise UsageError("none of these models can be served, for the reasons above")
     if devices is not None:
         refuse(
@@ -234,9 +244,45 @@ def run(args: argparse.Namespace) -> int:
     say_where = partial(print, "listening on", flush=True)
     with signals_are_for_the_program():
         serve(
-            configs, options, queue=args.queue, say=say, listening=say_where, fetch=fetch if args.allow_pull else None
+            configs,
+            options,
+            queue=args.queue,
+            say=say,
+            listening=say_where,
+            fetch=fetch if args.allow_pull else None,
+            networks=networks,
         )
     return 0
+
+
+def _networks(args: argparse.Namespace, files: list[Path]) -> dict[str, NetworkConfig]:
+    """Return the configurations of ONNX networks, by the names of their files.
+
+    Raises UsageError if two networks have the same name, or if several devices would serve several models.
+    """
+    check_onnx()
+    check_dimensions(args.dim)
+    from edge.serve.oip.config import NetworkConfig
+
+    several: dict[str, Any] = {}
+    if args.workers is not None or args.plan is not None:
+        if len(files) > 1 or args.models or args.config is not None:
+            raise UsageError("several devices can serve one model only; name one")
+        if args.workers == AUTO:
+            raise UsageError("--workers auto is for language models; name the workers of a network one by one")
+        devices = distributed.prepare_onnx(args)
+        if devices is not None and devices.workers:
+            several = {"workers": devices.addresses, "insecure": args.insecure, "dims": dict(args.dim)}
+            several |= given_options(args, ("shares", "transport", "wire"))
+            if devices.plan is not None:
+                several |= {"plan": devices.plan.to_json(), "plan_name": str(args.plan)}
+    configs: dict[str, NetworkConfig] = {}
+    for path in files:
+        if path.stem in configs:
+            raise UsageError(f"two networks are called {path.stem}; rename one, or leave it out")
+        path.open("rb").close()
+        configs[path.stem] = NetworkConfig(str(path.absolute()), args.threads, **several)
+    return configs
 
 
 def _presets(args: argparse.Namespace) -> dict[str, Preset]:

@@ -20,6 +20,8 @@ from edge.serve.endpoints import HEALTH, endpoints
 from edge.serve.http.bodies import Json
 from edge.serve.http.errors import error_body, failure
 from edge.serve.http.security import Security
+from edge.serve.oip.endpoints import LIVE, READY
+from edge.serve.oip.networks import Networks
 from edge.serve.options import ServeOptions, check
 from edge.serve.served import ServedModels
 
@@ -27,18 +29,20 @@ PAGE = Path(__file__).with_name("page")
 _GONE = 499  # status in the log if the client has disconnected
 
 
-def create_app(models: ServedModels, options: ServeOptions) -> Starlette:
+def create_app(models: ServedModels, options: ServeOptions, networks: Networks | None = None) -> Starlette:
     """Return the app with all APIs and the page.
+
+    networks: the ONNX networks of the server, if it has any.
 
     Raises TrustError if the server would answer other machines without a key.
     """
     check(options)
     page = _page()
-    all_endpoints = endpoints(models, options)
+    all_endpoints = endpoints(models, options, networks)
     routes = [Route(endpoint.path, endpoint.handle, methods=[endpoint.method]) for endpoint in all_endpoints]
     app = Starlette(
         routes=[*routes, *(Route(path, handle) for path, handle in page.items())],
-        middleware=[Middleware(Security, options=options, open_paths={*HEALTH, *page})],
+        middleware=[Middleware(Security, options=options, open_paths={*HEALTH, LIVE, READY, *page})],
         exception_handlers={
             EdgeError: _failed,
             ValidationError: _failed,

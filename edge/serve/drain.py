@@ -15,8 +15,12 @@ class Drain:
 
     def __init__(self, is_used: Callable[[], bool], clock: Callable[[], float] = time.monotonic) -> None:
         """is_used: returns True if a request waits for an answer. clock: returns seconds."""
-        self._is_used, self._clock = is_used, clock
+        self._uses, self._clock = [is_used], clock
         self._began: float | None = None
+
+    def also_used(self, is_used: Callable[[], bool]) -> None:
+        """Let the server drain until this function returns False, too."""
+        self._uses.append(is_used)
 
     @property
     def begun(self) -> bool:
@@ -34,4 +38,6 @@ class Drain:
 
     def is_over(self, most_s: float) -> bool:
         """Return True if the server should end: it has no request, or has drained for `most_s` seconds."""
-        return self._began is not None and (not self._is_used() or self._clock() - self._began >= most_s)
+        return self._began is not None and (
+            not any(is_used() for is_used in self._uses) or self._clock() - self._began >= most_s
+        )

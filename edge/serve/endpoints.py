@@ -31,6 +31,8 @@ from edge.serve.http.bodies import Json, unless_gone
 from edge.serve.http.generating import answer
 from edge.serve.http.openapi import Endpoint, openapi
 from edge.serve.http.security import namespace_of
+from edge.serve.oip.endpoints import oip_endpoints
+from edge.serve.oip.networks import Networks
 from edge.serve.ollama.endpoints import ollama_endpoints
 from edge.serve.options import ServeOptions
 from edge.serve.served import ServedModel, ServedModels
@@ -50,8 +52,8 @@ HEALTH = ("/health", "/v1/health", "/healthz", "/livez", "/ping", "/readyz")
 R = TypeVar("R", bound=BaseModel)
 
 
-def endpoints(models: ServedModels, options: ServeOptions) -> list[Endpoint]:
-    """Return all endpoints."""
+def endpoints(models: ServedModels, options: ServeOptions, networks: Networks | None = None) -> list[Endpoint]:
+    """Return all endpoints. networks: the ONNX networks of the server, if it has any."""
 
     async def prometheus(_http: Request) -> Response:
         return Response(metrics(await state.statuses(models)), media_type=CONTENT_TYPE_LATEST)
@@ -133,6 +135,7 @@ def endpoints(models: ServedModels, options: ServeOptions) -> list[Endpoint]:
         get("/slots", "List the answers being generated.", lambda: state.slots(models)),
         *(Endpoint("GET", path, "Check the health of the models.", health) for path in HEALTH),
         *ollama_endpoints(models),
+        *(oip_endpoints(networks) if networks is not None else ()),
         Endpoint("GET", "/metrics", "Get metrics for Prometheus.", prometheus),
         Endpoint("GET", "/openapi.json", "Get this description.", description),
     ]

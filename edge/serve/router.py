@@ -84,6 +84,8 @@ class Router:
         return list(self._configs)
 
     def resolve(self, name: str | None) -> str:
+        if not self._configs:
+            raise UnknownModel("this server has no language model; its networks are listed by /v2/repository/index")
         if name is None or is_empty(name):
             return self.names[0]
         every = [*self._configs, *(own for adapters in self._adapters.values() for own in adapters.names)]

@@ -6,10 +6,10 @@ import asyncio
 import signal
 import socket
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from types import FrameType
+from types import FrameType, MappingProxyType
 
 import uvicorn
 from starlette.applications import Starlette
@@ -19,9 +19,12 @@ from edge.errors import EdgeError
 from edge.models.wheels import Progress
 from edge.net.channel import check_own
 from edge.serve.app import create_app
+from edge.serve.drain import Drain
 from edge.serve.http.connections import bounded_connections
 from edge.serve.http.listeners import BOTH, listeners
 from edge.serve.lifetimes import Lifetimes
+from edge.serve.oip.config import NetworkConfig
+from edge.serve.oip.networks import Networks
 from edge.serve.options import ServeOptions, check, tls_context
 from edge.serve.router import Router, devices_of
 from edge.weights.elastic.signals import follow_memory_signals
@@ -39,6 +42,7 @@ def serve(
     say: Callable[[str], None],
     listening: Callable[[str], None],
     fetch: Callable[[str, Progress], EngineConfig] | None = None,
+    networks: Mapping[str, NetworkConfig] = MappingProxyType({}),
 ) -> None:
     """Serve models until SIGINT or SIGTERM. After SIGTERM, running answers have `options.drain_s` seconds to end.
 
@@ -49,6 +53,7 @@ def serve(
     say: called with lines for users.
     listening: called with the URL once the server answers.
     fetch: see Router.
+    networks: configurations of ONNX networks by name, which are loaded at the start.
 
     Raises TrustError as `check` does, OSError if the address is not available, and the errors of loading the first
     model.
@@ -61,7 +66,14 @@ def serve(
         port = sockets[0].getsockname()[1]
         asyncio.run(
             _serve(
-                configs, replace(options, port=port, devices=devices_of(configs)), queue, say, listening, sockets, fetch
+                configs,
+                replace(options, port=port, devices=devices_of(configs)),
+                queue,
+                say,
+                listening,
+                sockets,
+                fetch,
+                networks,
             )
         )
 
@@ -74,10 +86,12 @@ async def _serve(
     listening: Callable[[str], None],
     sockets: Sequence[socket.socket],
     fetch: Callable[[str, Progress], EngineConfig] | None,
+    network_configs: Mapping[str, NetworkConfig],
 ) -> None:
     configs = _usable(configs, say) if len(configs) > 1 else configs
     lifetimes = Lifetimes(options.idle_unload_s, options.pinned)
     router = Router(configs, queue=queue, say=say, lifetimes=lifetimes, fetch=fetch, memory=options.memory)
+    networks = Networks(network_configs, queue=queue, say=say, drain=router.drain) if network_configs else None
     loop = asyncio.get_running_loop()
 
     async def give_back(n_bytes: int | None) -> None:
@@ -88,14 +102,24 @@ async def _serve(
 
     if threading.current_thread() is threading.main_thread():
         follow_memory_signals(lambda n_bytes: asyncio.run_coroutine_threadsafe(give_back(n_bytes), loop))
-    app = create_app(router, options)
-    server = _Server(uvicorn_config(app, options), router, options.drain_s)
+    app = create_app(router, options, networks)
+    n_models = len(configs) + len(network_configs)
+
+    async def close() -> None:
+        await router.close()
+        if networks is not None:
+            await networks.close()
+
+    server = _Server(uvicorn_config(app, options), router.drain, close, options.drain_s)
     tasks: list[asyncio.Task[None]] = []
     try:
+        if networks is not None:
+            await networks.start(needs_all=n_models == 1)
         try:
-            await router.model(None)
+            if configs:
+                await router.model(None)
         except (EdgeError, OSError) as error:
-            if len(configs) == 1:
+            if n_models == 1:
                 raise
             say(f"{next(iter(configs))}: {error}")  # the other models answer
         for name in options.pinned:
@@ -111,7 +135,7 @@ async def _serve(
     finally:
         for task in tasks:
             task.cancel()
-        await router.close()
+        await close()
 
 
 def _usable(configs: Mapping[str, EngineConfig], say: Callable[[str], None]) -> Mapping[str, EngineConfig]:
@@ -161,24 +185,26 @@ class _Server(uvicorn.Server):
     It closes the engines before it shuts down, which ends the streams that the shutdown waits for.
     """
 
-    def __init__(self, config: uvicorn.Config, router: Router, drain_s: float) -> None:
+    def __init__(
+        self, config: uvicorn.Config, drain: Drain, close_engines: Callable[[], Awaitable[None]], drain_s: float
+    ) -> None:
         super().__init__(config)
-        self._router, self._drain_s = router, drain_s
+        self._drain, self._close_engines, self._drain_s = drain, close_engines, drain_s
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Drain at the first SIGTERM. End at any other signal."""
-        if sig != signal.SIGTERM or self._router.drain.begun:
+        if sig != signal.SIGTERM or self._drain.begun:
             super().handle_exit(sig, frame)
             return
         self._captured_signals.append(sig)  # decides the exit code
-        self._router.drain.begin()
+        self._drain.begin()
 
     async def on_tick(self, counter: int) -> bool:
         """Return True if the server should end. Called every 0.1 s."""
-        self.should_exit |= self._router.drain.is_over(self._drain_s)
+        self.should_exit |= self._drain.is_over(self._drain_s)
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Close the engines, then shut down."""
-        await self._router.close()
+        await self._close_engines()
         await super().shutdown(sockets)

@@ -7,7 +7,7 @@ import contextvars
 import json
 import zlib
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -44,7 +44,7 @@ def to_json(value: Any) -> str:
     return _ENCODER.encode(value)
 
 
-async def _read_body(request: Request) -> bytes:
+async def read_body(request: Request) -> bytes:
     """Return the whole body, decompressed. Raises HTTPException if it does not arrive or is invalid."""
     try:
         with anyio.fail_after(BODY_S):
@@ -107,16 +107,22 @@ async def read(request: Request, model: type[R]) -> R:
     Large bodies are validated in a thread, one at a time, so that other requests are not delayed. Raises
     ValidationError for invalid values, BadRequest for too many values, and HTTPException if the body does not arrive.
     """
-    body = utf8(await _read_body(request))
-    if len(body) <= SHORT_BYTES:
-        return model.model_validate_json(body)
+    body = utf8(await read_body(request))
 
     def validated() -> R:
-        check_values(body)
+        if len(body) > SHORT_BYTES:
+            check_values(body)
         return model.model_validate_json(body)
 
+    return await in_thread_if_large(len(body), validated)
+
+
+async def in_thread_if_large(n_bytes: int, work: Callable[[], T]) -> T:
+    """Return the result of work on a body of this size. Large bodies are handled in a thread, one at a time."""
+    if n_bytes <= SHORT_BYTES:
+        return work()
     context = contextvars.copy_context()
-    return await asyncio.get_running_loop().run_in_executor(_LARGE, context.run, validated)
+    return await asyncio.get_running_loop().run_in_executor(_LARGE, context.run, work)
 
 
 _LARGE = ThreadPoolExecutor(1, thread_name_prefix="large bodies")

@@ -114,9 +114,9 @@ def is_anthropic(path: str) -> bool:
 def error_body(failed: Failure, path: str) -> dict[str, Any]:
     """Return the JSON of an error in the form of the API that the path belongs to:
 
-    OpenAI's, Anthropic's or Ollama's.
+    OpenAI's, Anthropic's, Ollama's or the Open Inference Protocol's.
     """
-    if path.startswith("/api/"):
+    if path.startswith(("/api/", "/v2/")):
         return {"error": failed.message}
     openai_type, anthropic_type = _TYPES.get(
         failed.status,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -17,7 +18,6 @@ from edge.serve.http.ignored import IgnoredFields
 from edge.version import version
 
 _ignored = IgnoredFields()
-_NAME = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,9 @@ def _operation(endpoint: Endpoint, body: dict[str, Any] | None) -> dict[str, Any
         ok["content"]["application/x-ndjson" if endpoint.path.startswith("/api/") else "text/event-stream"] = {}
     error = {"description": "The error, and how to correct the request.", "content": {"application/json": {}}}
     operation: dict[str, Any] = {"summary": endpoint.summary, "responses": {"200": ok, "default": error}}
-    if "{" in endpoint.path:
-        operation["parameters"] = [_NAME]
+    if names := re.findall(r"{(\w+)", endpoint.path):
+        schema = {"type": "string"}
+        operation["parameters"] = [{"name": name, "in": "path", "required": True, "schema": schema} for name in names]
     if body is not None:
         operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": body}}}
     return operation

@@ -1,0 +1,1 @@
+"""ONNX networks behind the Open Inference Protocol (KServe v2), over HTTP and gRPC."""
