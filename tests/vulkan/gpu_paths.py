@@ -131,7 +131,7 @@ def test_as_many_as_have_room_where_it_is_fast(expected: list[int], monkeypatch:
     """A GPU of this speed, and of little memory, beside a processor that is slower."""
     baseline = gpu_layers._context_buffers(MODEL_PATH, SIZES) + gpu_layers.SPARE_BYTES
     sizes = gpu_layers.layer_sizes(ModelFile.open(MODEL_PATH).shape, SIZES)
-    monkeypatch.setattr(ggml, "gpu_free_bytes", lambda: baseline + sum(sizes[:4]))
+    monkeypatch.setattr(ggml, "gpu_free_bytes", lambda *_: baseline + sum(sizes[:4]))
     monkeypatch.setattr(gpu_layers, "_time_token", lambda *provided: BestTime(1.0 if provided[-1] else 2.0, True))
     with llama.captured_log() as lines, Engine(MODEL_PATH, AUTO) as engine:
         layers, _, why = said(engine)
@@ -210,10 +210,10 @@ def test_streamed_layers_compute_the_bits_of_resident_ones(model: str, request: 
 
 @pytest.fixture(scope="module")
 def experts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of 6 layers, with 32 experts each."""
+    """A model of 6 layers with 32 experts of 1.5 MiB each. In F32, the processor and the GPU choose the same ones."""
     path = tmp_path_factory.mktemp("experts") / "experts.gguf"
     figures = {"experts": 32, "experts_used": 4, "expert_ff": 256, "head_size": 64}
-    return synthetic(path, "qwen3moe", "q8_0", layers=6, embd=512, ff=512, heads=8, kv=2, vocab=2048, **figures)
+    return synthetic(path, "qwen3moe", "f32", layers=6, embd=512, ff=512, heads=8, kv=2, vocab=2048, **figures)
 
 
 def logits(path: Path, options: EngineOptions) -> tuple[NDArray[np.float32], Engine]:
@@ -251,12 +251,12 @@ def test_weights_on_the_gpu_in_memory_and_on_disk(
         weights = parts["layers"]
         on_gpu = {"gpu_memory": sum(parts.values()) - weights + round(on_gpu["gpu_memory"] * weights)}
     options = replace(AUTO, **on_gpu)
-    with pytest.raises(NotEnoughMemory) as caught:
-        Engine(path, replace(options, memory=1 << 20))
-    least_memory = caught.value.least
-    assert least_memory is not None
-    for memory in (1 << 33, least_memory + (24 << 20)):  # the driver takes memory from one load to the next
-        result, engine = logits(path, replace(options, memory=memory))
+    for memory in (1 << 33, 1 << 20):
+        try:
+            result, engine = logits(path, replace(options, memory=memory))
+        except NotEnoughMemory as error:
+            memory = (error.least or 0) + (48 << 20)  # the driver of this GPU takes memory of the process
+            result, engine = logits(path, replace(options, memory=memory))
         difference = np.abs(result - expected) / expected.std()  # the processor rounds to 8 bits, the GPU does not
         assert difference.max() < 0.15
         assert (difference**2).mean() < 0.04**2
@@ -305,7 +305,7 @@ def test_the_budget_beside_one_of_memory_is_never_passed(experts: Path, tmp_path
     peak = tmp_path / "peak"
     env = {"LD_PRELOAD": os.environ["EDGE_VK_DISCRETE"], "EDGE_VK_PEAK": str(peak)}
     placements = set()
-    for budget in range(100 << 20, 150 << 20, 5 << 20):
+    for budget in range(110 << 20, 460 << 20, 35 << 20):
         done = run_streamed(experts, budget, env, str(1 << 31))
         assert done.returncode == 0, done.stderr
         result = json.loads(done.stdout)
