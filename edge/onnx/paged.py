@@ -195,7 +195,7 @@ def _merged(lean: LeanFile, graph: OnnxGraph, bounds: Sequence[int], most: int) 
     start, there = bounds[0], set[str]()
     for low, high in pairwise(bounds):
         new = {name for node in graph.nodes[low:high] for name in node.weights if name in lean.places}
-        if low > start and sum(lean.places[name].span for name in there | new) > most:
+        if low > start and new - there and sum(lean.places[name].span for name in there | new) > most:
             yield start, low
             start, there = low, set()
         there |= new

@@ -148,6 +148,7 @@ def test_each_streamed_part_is_read_once_a_run_and_others_once(layers: Path, mon
             total = sum(n for _, n in reads) - resident_bytes
             assert 4 * streamed_bytes <= total <= 5 * streamed_bytes
             assert len(network.streamed) > 2
+            assert all(part.weights for part in network._parts)  # nodes without weights need no session of their own
 
 
 def test_a_failed_read_ends_the_run_and_the_next_run_reads_again(layers: Path, monkeypatch: pytest.MonkeyPatch) -> None:
