@@ -19,6 +19,7 @@ import pytest
 
 from edge.api.config import EngineConfig
 from edge.errors import EngineError, Interrupted, NotEnoughMemory, WeightsError
+from edge.llama import ggml
 from edge.llama.buffers import Weight
 from edge.llm.engine import Engine
 from edge.llm.sampler import SamplingParams
@@ -86,6 +87,30 @@ def test_after_a_change_logits_are_those_of_the_static_file_on_the_same_keys_and
             assert weights.plan.pages == (target == -1)
             assert np.array_equal(logits, expected[target])
             engine.kv_remove(0, n)
+
+
+def test_weights_on_a_gpu_stay_while_those_in_memory_change(
+    elastic: Callable[[str], Elastic], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The processor stands for the GPU."""
+    monkeypatch.setattr("edge.weights.budgets.first_gpu", ggml.cpu_device)
+    files, memory, n = elastic("llama"), Memory(1 << 30), len(PROMPT)
+    with engine_in(memory, files.path, replace(OPTIONS, gpu_layers=2)) as (engine, weights):
+        assert engine.gpu_layers is not None
+        assert engine.gpu_layers.layers == 2
+        at = budgets(weights.sizes)
+        for start in range(0, n, engine.batch):
+            engine.decode(PROMPT[start : start + engine.batch], start)
+        results = {}
+        for target in (0, 2, -1, 0, -1, 2, 0):
+            memory.is_now(weights, at[target], WAIT_S)
+            logits = engine.decode([7], n).copy()
+            assert weights.plan.pages == (target == -1)
+            assert not {piece.name for piece in weights._roles.pieces} & {"output.weight", "blk.2.ffn_up.weight"}
+            np.testing.assert_array_equal(results.setdefault(target, logits), logits)
+            engine.kv_remove(0, n)
+        assert not np.array_equal(results[0], results[2])
+        np.testing.assert_array_equal(results[2], results[-1])
 
 
 def test_experts_that_are_paged_in_one_size_and_in_memory_in_another_give_the_bits_of_each(
