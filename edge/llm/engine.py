@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from devices.probe import default_threads
 from edge.closing import Closing
-from edge.errors import EngineError
+from edge.errors import EngineError, NotEnoughMemory
 from edge.llama import llama
 from edge.llama.ggml import forget_views
 from edge.llama.hooks import Hook
@@ -106,20 +106,26 @@ class ModelRunner(Closing):
             budgets = chosen_budgets(
                 self.shape, memory=options.memory, gpu_memory=options.gpu_memory, gpu_layers=options.gpu_layers
             )
+        mapped = partial(load_mapped, request, on_gpu=options.gpu_layers, most_on_gpu=options.most_gpu_layers)
         if budgets.memory is None:
             if budgets.gpu is not None and budgets.gpu.budget is not None:
                 return load_on_gpu(request, budgets.gpu.budget, budgets.gpu.handle)
-            return load_mapped(request, on_gpu=options.gpu_layers, most_on_gpu=options.most_gpu_layers)
+            return mapped()
         prefix_bytes = held_bytes(self.shape) if options.prefixes else 0
-        return load_within(
-            request,
-            budget_options(options, budgets.memory, request.sizes, prefix_bytes, embeddings=embeddings),
-            choose_batch=options.batch is None,
-            tokens=not embeddings,
-            accounted=accounted,
-            load=loader(options.least_memory, options.prefer),
-            gpu=budgets.gpu,
-        )
+        try:
+            return load_within(
+                request,
+                budget_options(options, budgets.memory, request.sizes, prefix_bytes, embeddings=embeddings),
+                choose_batch=options.batch is None,
+                tokens=not embeddings,
+                accounted=accounted,
+                load=loader(options.least_memory, options.prefer),
+                gpu=budgets.gpu,
+            )
+        except NotEnoughMemory:
+            if not budgets.is_own_choice:
+                raise
+            return mapped()
 
     def decode_rows(self, rows: llama.Batch, n: int) -> None:
         """Compute the first `n` rows of a batch. The caller has filled in any positions and sequences."""

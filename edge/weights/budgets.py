@@ -20,6 +20,7 @@ class Budgets:
 
     memory: int | None  # bytes of the whole process; None: the weights are mapped, or stream through a GPU
     gpu: GpuRequest | None  # None: nothing, or the layers that llama.cpp places on a GPU
+    is_own_choice: bool = False  # True: the user has set no budget. If it is too small, the weights may be mapped
 
 
 def first_gpu() -> int:
@@ -57,4 +58,4 @@ def chosen_budgets(shape: ModelShape, *, memory: int | None, gpu_memory: int | N
     has_experts_elsewhere = best is not None and shape.n_experts > 0 and shape.weight_bytes > on_gpu
     if shape.weight_bytes <= free + on_gpu and not has_experts_elsewhere:
         return Budgets(None, request)
-    return Budgets(own_rss() + round(PAGED_SHARE * free), best)
+    return Budgets(own_rss() + round(PAGED_SHARE * free), best, is_own_choice=request is None)

@@ -163,10 +163,10 @@ def test_layers_on_a_gpu_need_one(path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_model_larger_than_the_memory_gets_a_budget_by_itself(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without options. The available memory is less than its weights."""
-    weights = ModelFile.open(path).shape.weight_bytes
-    monkeypatch.setattr("edge.weights.budgets.own_rss", lambda: least(path, OPTIONS))
-    for available, pages in ((weights, False), (weights - 1, True)):
+    """Without options. If a budget is too small to page in, its weights are mapped, as before."""
+    weights, smallest = ModelFile.open(path).shape.weight_bytes, least(path, OPTIONS)
+    for available, rss, pages in ((weights, smallest, False), (weights - 1, smallest, True), (1 << 20, 0, False)):
+        monkeypatch.setattr("edge.weights.budgets.own_rss", lambda rss=rss: rss)
         monkeypatch.setattr("edge.weights.budgets.available_memory", lambda available=available: available)
         options: EngineOptions = paging.unpaged(OPTIONS, repack=False)
         with paging.steady_runtime(), Engine(path, options) as engine:
