@@ -27,7 +27,7 @@ edge --help lists all commands, edge COMMAND --help the options of one."""
 
 COMMANDS = (
     "advise", "buy", "chat", "serve", "bench", "model", "quantize", "imatrix", "evaluate", "run", "worker",
-    "devices", "link", "plan", "pareto", "lab", "simulate", "cluster", "doctor",
+    "devices", "link", "plan", "pareto", "lab", "simulate", "cluster", "doctor", "top",
 )  # fmt: skip
 
 EXIT_CLOSED_PIPE, EXIT_TERMINATED = 141, 143

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import http.client
 import json
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping
-from contextlib import closing
+from contextlib import suppress
 from typing import Any
-from urllib.parse import urlsplit
 
+from edge.net.server_client import ServerClient, error_message
 from transport.errors import TransportError
 
 SILENT_S = 300.0  # timeout between two signs of life of a stream; `edge serve` sends one every ten seconds
@@ -29,15 +27,7 @@ class ServerChat:
 
         Raises ValueError if `url` is not a URL, or contains a name or password.
         """
-        parts = urlsplit(url if "://" in url else f"http://{url}")
-        if "@" in parts.netloc:  # it would appear in every error, and would not be sent
-            raise ValueError("the address has a name or password before its @; leave it out, and use a key instead")
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"{url[:200]!r} is not an address of a server, such as http://127.0.0.1:8080")
-        base = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/').removesuffix('/v1')}"
-        self._where, self._url, self._key, self._model = parts.netloc, f"{base}/v1/chat/completions", key, model
-        # No proxy: a server in the home network is not behind the proxy in the shell's environment.
-        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect)
+        self._server, self._model = ServerClient(url, key), model
         self.messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
         self.attached: list[dict[str, Any]] = []  # parts at the start of the next question
         self.usage: dict[str, Any] | None = None  # usage of the last answer, as reported by the server
@@ -78,41 +68,23 @@ class ServerChat:
                 self.attached = []
 
     def _events(self, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
-        if self._key:
-            headers["Authorization"] = f"Bearer {self._key}"
-        request = urllib.request.Request(self._url, json.dumps(body).encode(), headers)
-        try:
-            with closing(self._opener.open(request, timeout=SILENT_S)) as response:
-                while line := response.readline(_MOST_LINE_BYTES):
-                    if not line.startswith(b"data:"):
-                        continue  # a sign of life, or the end of an event
-                    data = line[5:].strip()
-                    if data == b"[DONE]":
-                        return
-                    event = json.loads(data)
-                    if not _is_chunk(event):
-                        raise ValueError("it sent an event that does not belong to the OpenAI API")
-                    if "error" in event:
-                        raise TransportError(f"{self._where}: {_error_message(event)}")
-                    yield event
-        except urllib.error.HTTPError as error:
-            raise TransportError(f"{self._where} answers {error.code}: {_reason(error)}") from None
-        except urllib.error.URLError as error:
-            why = getattr(error.reason, "strerror", None) or error.reason
-            raise TransportError(f"{self._where} cannot be reached: {why}; is edge serve running there?") from error
-        except http.client.IncompleteRead:
-            pass
-        except (OSError, ValueError, RecursionError, http.client.HTTPException) as error:
-            raise TransportError(f"{self._where} cannot be used: {error}") from error
-        raise TransportError(f"{self._where} ended before the answer was complete")
-
-
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Follows no redirects, which would receive the key and the conversation."""
-
-    def redirect_request(self, *_: Any) -> None:
-        """Return no request, which makes the redirect an HTTPError."""
+        with (
+            suppress(http.client.IncompleteRead),
+            self._server.response("/v1/chat/completions", SILENT_S, body, "text/event-stream") as response,
+        ):
+            while line := response.readline(_MOST_LINE_BYTES):
+                if not line.startswith(b"data:"):
+                    continue  # a sign of life, or the end of an event
+                data = line[5:].strip()
+                if data == b"[DONE]":
+                    return
+                event = json.loads(data)
+                if not _is_chunk(event):
+                    raise ValueError("it sent an event that does not belong to the OpenAI API")
+                if "error" in event:
+                    raise TransportError(f"{self._server.where}: {error_message(event)}")
+                yield event
+        raise TransportError(f"{self._server.where} ended before the answer was complete")
 
 
 def _is_chunk(event: Any) -> bool:
@@ -125,19 +97,3 @@ def _is_chunk(event: Any) -> bool:
         and all(isinstance(delta.get(name) or "", str) for name in ("content", "reasoning_content"))
         for delta in deltas
     )
-
-
-def _reason(error: urllib.error.HTTPError) -> str:
-    with error:
-        if elsewhere := error.headers.get("Location"):
-            return f"it is at {elsewhere[:200]}; give that address, as a key goes to no other server than the one named"
-        try:
-            return _error_message(json.loads(error.read(1 << 16)))
-        except (OSError, ValueError, RecursionError, http.client.HTTPException):
-            return error.reason
-
-
-def _error_message(values: Any) -> str:
-    """Return the message of an API's error."""
-    error = values.get("error", values) if isinstance(values, dict) else values
-    return str(error.get("message", error) if isinstance(error, dict) else error)[:1000]

@@ -15,6 +15,7 @@ from edge.api.config import EngineConfig
 from edge.errors import EdgeError, EngineGone
 from edge.serve.answer import AnswersOwner
 from edge.serve.dispatch import Dispatcher, Replica
+from edge.serve.events import Events
 from edge.serve.process import EngineProcess
 from edge.serve.prompt_blocks import PromptBlocks
 
@@ -27,10 +28,10 @@ NewProcess = Callable[[EngineConfig, AnswersOwner], EngineProcess]
 class Replicas:
     """All replicas of one model. Use it in one event loop."""
 
-    def __init__(self, name: str, config: EngineConfig, new_process: NewProcess, *, say: Callable[[str], None]) -> None:
-        """say: called with lines for users."""
+    def __init__(self, name: str, config: EngineConfig, new_process: NewProcess, events: Events) -> None:
+        """events: gets lines for users."""
         self.name, self.config = name, config
-        self._new_process, self._say = new_process, say
+        self._new_process, self._events = new_process, events
         self._dispatcher = Dispatcher()
         self.generate = self._dispatcher.generate
         self._dispatcher.replicas.append(self._new(config))
@@ -95,7 +96,7 @@ class Replicas:
         states = [state for state in figures if isinstance(state, dict)]
         if not states:
             raise next(error for error in figures if isinstance(error, BaseException))
-        return {**_together(states), "restarts": self.restarts}
+        return {**_together(states), "restarts": self.restarts, "events": self._events.to_json()}
 
     # --- life ---
 
@@ -150,7 +151,9 @@ class Replicas:
                 reason = error
                 await replica.process.close(str(error))
             if says:
-                self._say(f"{self.name}: {reason}; the other replicas go on, and it is tried again every {RETRY_S:g} s")
+                self._events.say(
+                    f"{self.name}: {reason}; the other replicas go on, and it is tried again every {RETRY_S:g} s"
+                )
                 says = False
             await asyncio.sleep(RETRY_S)
             replica.process = self._new_process(replica.config, self._dispatcher)

@@ -19,6 +19,7 @@ from edge.serve.adapters import ServedAdapters
 from edge.serve.caller import CALLER, check_administrator
 from edge.serve.client import EngineClient
 from edge.serve.drain import Drain
+from edge.serve.events import Events
 from edge.serve.fetches import Fetches
 from edge.serve.lifetimes import LEAST_S, Lifetimes
 from edge.serve.memory import ModelMemory
@@ -124,8 +125,8 @@ class Router:
                     while _needs_room(config, self._adapters[name], self.memory):
                         if not await self._unload_longest_idle(name):
                             break
-                    new_process = partial(self.memory.process, name, self._say)
-                    replicas = Replicas(name, config, new_process, say=self._say)
+                    events = Events(name, self._say)
+                    replicas = Replicas(name, config, partial(self.memory.process, name, events.say), events)
                     model = EngineClient(replicas, self._queue)
                     try:
                         await replicas.start()

@@ -163,9 +163,11 @@ class ServedModel(Protocol):
         Keys: `model` (name, path, architecture, context, trained_context, sequences, vocabulary, parameters,
         size_bytes, chat_template, and the booleans embeds, takes_media, reranks), `slots` (id, is_processing,
         prompt_tokens, generated_tokens), `waiting`, `tokens_per_s`, `devices` (name, rank, layers, heads, memory_bytes,
-        link), `plan`, `why`, `restarts`, `counters` (prompt_tokens, cached_tokens, generated_tokens, steps,
-        preemptions, background_preemptions), `warming` (computed_tokens, used_tokens, seconds), `speculation` (None, or
-        draft, drafted, accepted, passes, rows_per_pass, gain), and `latency` (None, or target_itl_ms, target_ttft_ms,
+        link; devices that are not used any more have `left_s`, the seconds since then), `plan`, `why`, `restarts`,
+        `events` (time in seconds since 1970, text: the latest lines for users), `counters` (prompt_tokens,
+        cached_tokens, generated_tokens, steps, preemptions, background_preemptions), `warming` (computed_tokens,
+        used_tokens, seconds), `speculation` (None, or draft, drafted, accepted, passes, rows_per_pass, gain), and
+        `latency` (None, or target_itl_ms, target_ttft_ms,
         gaps, gaps_within, first_tokens, first_tokens_within).
 
         Raises EngineGone while the model is being loaded.

@@ -184,7 +184,12 @@ def test_status_shows_the_plan_that_runs_now(demo: Engine) -> None:
     response = status.to_json()
     assert len(response["plan"]["stages"]) == 1
     assert response["why"] == "a is lost"
-    assert [device["name"] for device in response["devices"]] == ["this device"]
+    own, left = response["devices"]
+    assert (own["name"], left["name"], left["layers"]) == ("this device", "a", None)
+    assert left["left_s"] >= 0
+    assert "left_s" not in own
+    deployed.change(RunningPlan(demo, before, "a is back", ("this device", "a")))
+    assert ["left_s" in device for device in status.to_json()["devices"]] == [False, False]
 
 
 def test_several_answers_have_places() -> None:

@@ -70,6 +70,8 @@ class EngineStatus:
         }
         self._plan = deployed.plan if deployed else None
         self._plan_json = self._plan.to_json() if self._plan else None
+        self._names: tuple[str, ...] = tuple(deployed.names) if deployed else ()
+        self._left: dict[str, float] = {}  # time at which a device's use ended, by its name
         self._said_problem = False
 
     def news(self) -> list[str]:
@@ -84,9 +86,11 @@ class EngineStatus:
         if deployed is None:
             devices, why = [self._own()], "one device"
         else:
-            devices, why = self._devices(deployed), deployed.why
             if deployed.plan is not self._plan:  # a device was lost or has come back
                 self._plan, self._plan_json = deployed.plan, deployed.plan.to_json()
+                self._left |= dict.fromkeys(set(self._names) - set(deployed.names), time.monotonic())
+                self._names = tuple(deployed.names)
+            devices, why = self._devices(deployed), deployed.why
         return {"model": self._model, "devices": devices, "plan": self._plan_json, "why": why}
 
     def _own(self) -> dict[str, Any]:
@@ -110,7 +114,13 @@ class EngineStatus:
                     "link": deployed.links.get(rank),
                 }
             )
-        return devices
+        now = time.monotonic()
+        return devices + [
+            {"name": name, "rank": None, "layers": None, "heads": None, "memory_bytes": None, "link": None}
+            | {"left_s": now - at}
+            for name, at in self._left.items()
+            if name not in self._names
+        ]
 
     def _memory_bytes(self) -> int:
         n_bytes: int = self._process.memory_info().rss

@@ -6,6 +6,7 @@ import * as front from "./front.js";
 import {LineChart} from "./line_chart.js";
 
 const EVERY_MS = 1000;
+const LATEST = 10;     // lines about what happened
 
 let timer = null;      // timer of the next request; null while the view is hidden
 let looking = false;
@@ -67,13 +68,15 @@ class ModelView {
     this.idle = make("p", {class: "quiet"}, "No answers are being generated.");
     this.counters = make("dl", {class: "counters"});
     this.why = make("p", {class: "why"});
+    this.events = make("ol", {class: "events", "aria-label": "What happened"});
+    this.happened = make("div", {}, make("h3", {}, "What happened"), this.events);
     this.plan = make("pre", {tabindex: 0});
     this.planned = make("details", {}, make("summary", {}, "The plan as JSON"), this.plan);
     const heads = ["Slot", "State", "Prompt", "Generated"].map((name, i) =>
       make("th", {class: i > 1 ? "number" : null}, name));
     this.element = make("section", {class: "model"}, this.title, this.about, this.wrong,
       make("div", {class: "now"}, this.figures, this.chart.element),
-      make("h3", {}, "Devices"), this.devices, this.why, this.planned,
+      make("h3", {}, "Devices"), this.devices, this.why, this.happened, this.planned,
       make("div", {class: "pair"},
         make("div", {}, make("h3", {}, "Slots"), this.idle,
           make("div", {class: "scroll"}, make("table", {}, make("thead", {}, make("tr", {}, ...heads)), this.slots))),
@@ -82,6 +85,7 @@ class ModelView {
 
   show(status) {
     const {model, slots = [], waiting, tokens_per_s, devices = [], plan, why, counters = {}, restarts, latency} = status;
+    const events = status.events || [];
     this.wrong.textContent = status.error || "";  // its engine process has ended
     const busy = slots.filter(slot => slot.is_processing).length;
     this.title.textContent = model.name;
@@ -100,13 +104,16 @@ class ModelView {
     this.chart.add(tokens_per_s);
     this.showDevices(devices);
     this.why.textContent = plan && why ? `Placement: ${why}` : "";
+    this.happened.hidden = !events.length;
+    setRows(this.events, events.slice(-LATEST).reverse(), ({time, text}) =>
+      make("li", {}, make("time", {class: "quiet"}, new Date(1e3 * time).toLocaleTimeString()), ` ${text}`));
     this.planned.hidden = !plan;
     const text = plan ? JSON.stringify(plan, null, 1) : "";
     if (this.plan.textContent !== text) this.plan.textContent = text;
     setRows(this.slots, slots.map(slot => [
       [slot.id < 0 ? "-" : slot.id], [slot.is_processing ? "at work" : "free", slot.is_processing ? "busy" : "quiet"],
       [count(slot.prompt_tokens), "number"], [count(slot.generated_tokens), "number"],
-    ]));
+    ]), cells => make("tr", {}, ...cells.map(([text, style]) => make("td", {class: style}, text))));
     this.slots.parentElement.hidden = !slots.length;
     this.idle.hidden = slots.length > 0;
     const figures = Object.entries({...counters, ...(restarts === undefined ? {} : {restarts})});
@@ -115,7 +122,7 @@ class ModelView {
 
   // Only changed parts are created again, so that selected text stays selected.
   showDevices(devices) {
-    const shown = JSON.stringify(devices);
+    const shown = JSON.stringify(devices, (key, value) => key === "left_s" ? agoText(value) : value);
     if (shown === this.shown) return;
     this.shown = shown;
     const spans = devices.map(device => span(device.layers));
@@ -143,15 +150,23 @@ function deviceItem(device, layers, allLayers, allHeads) {
     layers ? layers.text("layer") : null,
     heads && heads.stop > heads.start && heads.stop - heads.start < allHeads ? heads.text("head") : null,
   ].filter(Boolean).join(", ");
-  return make("li", {},
+  const left = device.left_s !== undefined;
+  return make("li", {class: left ? "left" : null},
     make("div", {class: "bar"}, make("strong", {}, device.name),
       make("span", {class: "quiet"}, device.rank === undefined || device.rank === null ? "" : `rank ${device.rank}`)),
+    left ? make("p", {class: "wrong"}, `lost, or not used any more, for ${agoText(device.left_s)}`) : null,
     layers ? heldBar(layers, allLayers) : null,
     setList(make("dl"), [
       holds ? ["holds", holds] : null,
       device.memory_bytes ? ["memory", bytes(device.memory_bytes)] : null,
       device.link ? ["link", linkText(device.link)] : null,
     ].filter(Boolean)));
+}
+
+// Coarse, so that the view does not change every second.
+function agoText(seconds) {
+  if (seconds < 60) return "less than a minute";
+  return seconds < 3600 ? plural(Math.floor(seconds / 60), "minute") : plural(Math.floor(seconds / 3600), "hour");
 }
 
 // Draw the layers of a device among all layers.
@@ -207,7 +222,10 @@ function setList(list, pairs) {
   return list;
 }
 
-function setRows(body, rows) {
-  body.replaceChildren(...rows.map(cells =>
-    make("tr", {}, ...cells.map(([text, style]) => make("td", {class: style}, text)))));
+// Replace the rows of an element if they have changed, so that selected text stays selected.
+function setRows(body, rows, row) {
+  const shown = JSON.stringify(rows);
+  if (body.dataset.rows === shown) return;
+  body.dataset.rows = shown;
+  body.replaceChildren(...rows.map(row));
 }
