@@ -6,6 +6,7 @@ import argparse
 import json
 import math
 import os
+import re
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -124,6 +125,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(group, "--spm-infill", words)
     add(group, "--reproducible")
     add(group, "--dim", default=[])
+    words = "also serve networks in ONNX over gRPC, by the Open Inference Protocol (default: only over HTTP)"
+    option(group, "--grpc HOST:PORT", words)
     words = "JSON file of `edge pareto --json`, from which the page lets users choose a plan"
     option(group, "--front FILE", words, Path)
     distributed.add_arguments(parser)
@@ -157,6 +160,8 @@ def run(args: argparse.Namespace) -> int:
     networks = _networks(args, onnx_files) if onnx_files else {}
     over_devices = networks and (args.workers is not None or args.plan is not None)  # then a network is the only model
     devices = None if over_devices else distributed.prepare(args)
+    if args.grpc is not None and not networks:
+        raise UsageError(f"--grpc {args.grpc} is for networks in ONNX; name one")
     if args.front is not None:
         _check_front(args.front)
 
@@ -228,6 +233,7 @@ def run(args: argparse.Namespace) -> int:
         weights=weights,
         shared_prefixes=args.shared_prefixes,
         front=args.front,
+        grpc=None if args.grpc is None else _grpc_address(args.grpc),
         memory=args.memory if devices is None else None,
         drain_s=args.drain,
         idle_unload_s=math.inf if args.idle_unload is None else args.idle_unload * 60,
@@ -283,6 +289,18 @@ def _networks(args: argparse.Namespace, files: list[Path]) -> dict[str, NetworkC
         path.open("rb").close()
         configs[path.stem] = NetworkConfig(str(path.absolute()), args.threads, **several)
     return configs
+
+
+def _grpc_address(text: str) -> tuple[str, int]:
+    """Return (host, port) from HOST:PORT, or from a port of this device. Raises UsageError."""
+    from edge.net.channel import parse_listen
+
+    try:
+        if not re.search(r"(^|[^:]:|]:)\d+$", text):
+            raise ValueError(f"needs HOST:PORT, got {text[:80]!r}")
+        return parse_listen(text, "127.0.0.1:0")
+    except ValueError as error:
+        raise UsageError(f"--grpc: {error}") from None
 
 
 def _presets(args: argparse.Namespace) -> dict[str, Preset]:

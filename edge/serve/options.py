@@ -44,6 +44,7 @@ class ServeOptions:
     shared_prefixes: bool = False  # share the prefix cache between keys, although timing may reveal other keys' prompts
     admin_keys: tuple[str, ...] = ()  # keys that may change settings of all keys; if empty, a single key may
     weights: Mapping[str, float] = field(default_factory=dict)  # shares of keys in fair queuing; others have 1
+    grpc: tuple[str, int] | None = None  # host and port of networks over gRPC; None: only HTTP
     devices: tuple[str, ...] = ()  # addresses allowed in requested plans, in addition to the plans in `front`
 
     @property

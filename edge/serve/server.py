@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from types import FrameType, MappingProxyType
+from typing import TYPE_CHECKING
 
 import uvicorn
 from starlette.applications import Starlette
@@ -29,6 +30,9 @@ from edge.serve.options import ServeOptions, check, tls_context
 from edge.serve.router import Router, devices_of
 from edge.weights.elastic.signals import follow_memory_signals
 from partition.model.file import ModelFile
+
+if TYPE_CHECKING:
+    from edge.serve.oip.grpc_server import GrpcServer
 
 _STREAMS_END_S = 5  # seconds for streams to report the end of the server to their clients
 _LOOK_S = 1.0  # interval of checks for idle models
@@ -51,7 +55,7 @@ def serve(
     configs: configurations by name; the first model is the default and is loaded at the start.
     queue: maximum waiting requests for each model.
     say: called with lines for users.
-    listening: called with the URL once the server answers.
+    listening: called with each URL once the server answers.
     fetch: see Router.
     networks: configurations of ONNX networks by name, which are loaded at the start.
 
@@ -61,6 +65,9 @@ def serve(
     if options.host not in BOTH:
         check_own(options.host)
     check(options)
+    if options.grpc is not None:
+        check_own(options.grpc[0])
+        check(replace(options, host=options.grpc[0]))
     with ExitStack() as opened:
         sockets = [opened.enter_context(listener) for listener in listeners(options.host, options.port)]
         port = sockets[0].getsockname()[1]
@@ -105,10 +112,20 @@ async def _serve(
     app = create_app(router, options, networks)
     n_models = len(configs) + len(network_configs)
 
+    grpc_server: GrpcServer | None = None
+    grpc_url = ""
+    if networks is not None and options.grpc is not None:
+        from edge.serve.oip.grpc_server import GrpcServer
+
+        grpc_server = GrpcServer(networks, options)
+        grpc_url = f"grpc://{grpc_server.bind(*options.grpc)}"
+
     async def close() -> None:
         await router.close()
         if networks is not None:
             await networks.close()
+        if grpc_server is not None:
+            await grpc_server.close()
 
     server = _Server(uvicorn_config(app, options), router.drain, close, options.drain_s)
     tasks: list[asyncio.Task[None]] = []
@@ -131,6 +148,9 @@ async def _serve(
         host = f"[{options.host}]" if ":" in options.host else options.host
         scheme = "http" if options.tls_cert is None else "https"
         listening(f"{scheme}://{host}:{options.port}")
+        if grpc_server is not None:
+            await grpc_server.start()
+            listening(grpc_url)
         await server.serve(sockets=list(sockets))
     finally:
         for task in tasks:

@@ -73,6 +73,12 @@ CLIENTS = {
     "guidellm": Client(("use_guidellm.py",), "guidellm"),
     "open-webui": Client(("use_open_webui.py",), "open_webui"),
     "home-assistant": Client(("use_home_assistant.py",), "home_assistant", "3.13"),
+    "triton-http": Client(
+        ("use_triton.py", "http"),
+        "triton",
+        unanswered=tuple(f"/v2/models/{name}/infer" for name in ("mixed", "mixed/versions/2", "nobody")),
+    ),
+    "triton-grpc": Client(("use_triton.py", "grpc"), "triton"),
     "continue": _agent("continue", "@continuedev/cli@1.5.47"),
 }
 

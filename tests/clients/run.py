@@ -3,7 +3,7 @@
     python tests/clients/run.py [CLIENT ...] [--model FILE] [--record FOLDER]        # `make clients` runs this
 
 `programs.py` installs them below `.venv-clients`, before the network is left. Each has a home of its own, and asks
-through a front that keeps what it saw. Exit code 1 if a client fails, or if the server refused a request of a client.
+through a proxy that records its requests. Exit code 1 if a client fails, or if the server refused a request of one.
 """
 
 from __future__ import annotations
@@ -30,39 +30,47 @@ CHECKS = ("hello", "stream", "tools", "edits", "structured", "thoughts")
 INSIDE = "EDGE_CLIENTS_INSIDE"  # set where there is no network but loopback
 OWN_NETWORK = ("unshare", "--net", "--pid", "--fork", "--kill-child", "--mount-proc")
 # Writes three models: one that thinks, one whose answers are written down, a trained one with room for long prompts.
+# Also writes a network in ONNX.
 MAKE = """
 import json, sys, pathlib
 from tests.real import weights
-from tests.support import script_model, thinking
+import onnx
+from tests.support import onnx_pipelines, script_model, thinking
 folder = pathlib.Path(sys.argv[1])
 thinking.thinker(folder / "thinker.gguf")
 script_model.script_model(folder / "script.gguf", json.loads(sys.argv[2]))
 script_model.with_context(weights.SMOLLM2.path(), folder / "smollm2.gguf", 65536)
+onnx.save(onnx_pipelines.mixed(), str(folder / "mixed.onnx"))
 """
 
 
 @contextmanager
-def serving(folder: Path, model: str | None) -> Iterator[tuple[str, str]]:
-    """`edge serve` on a free port, with the models of a folder and one more: its address, and that model's name."""
+def serving(folder: Path, model: str | None) -> Iterator[tuple[str, str, str]]:
+    """`edge serve` on free ports, with the models of a folder and one more: its addresses for HTTP and gRPC, and that
+    model's name."""
     command = [sys.executable, "-m", "apps.cli", "serve", "--port", "0", "--prefix-cache", "0", "--context", "65536"]
+    command += ["--grpc", "127.0.0.1:0"]
     first = model or str(ROOT / "edge" / "models" / "demo" / "edge-demo-q8_0.gguf")
-    every = [*command, first, *(str(path) for path in sorted(folder.glob("*.gguf")))]
+    every = [*command, first, *(str(path) for path in sorted((*folder.glob("*.gguf"), *folder.glob("*.onnx"))))]
     server = subprocess.Popen(every, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     try:
         assert server.stdout is not None
-        address = re.search(r"http://\S+", server.stdout.readline())
+        lines = server.stdout.readline() + server.stdout.readline()
+        address, of_grpc = re.search(r"http://\S+", lines), re.search(r"grpc://(\S+)", lines)
         assert address, "the server did not start"
-        yield address[0], Path(first).stem
+        assert of_grpc, "the server did not start"
+        yield address[0], of_grpc[1], Path(first).stem
     finally:
         server.terminate()
         server.wait(END_S)
 
 
-def told_of(name: str, url: str, model: str) -> dict[str, tuple[bool, str]]:
+def told_of(name: str, url: str, of_grpc: str, model: str) -> dict[str, tuple[bool, str]]:
     """Return the outcome of each check of a client."""
     client = CLIENTS[name]
     with TemporaryDirectory(prefix="client-", ignore_cleanup_errors=True) as home:
         environment = {**os.environ, **homes(home), "EDGE_URL": url, "EDGE_MODEL": client.model or model}
+        environment["EDGE_GRPC"] = of_grpc
         environment["PATH"] = os.pathsep.join([*map(str, client.programs), os.environ["PATH"]])
         command = [str(client.python), str(HERE / client.script[0]), *client.script[1:]]
         try:
@@ -90,11 +98,11 @@ def tried(names: list[str], model: str | None, record: Path | None) -> bool:
         folder = Path(stack.enter_context(TemporaryDirectory()))
         making = [sys.executable, "-c", MAKE, str(folder), json.dumps(SCRIPT)]
         subprocess.run(making, cwd=ROOT, check=True, timeout=MAKE_S)
-        url, served = stack.enter_context(serving(folder, model))
+        url, of_grpc, served = stack.enter_context(serving(folder, model))
         print(f"{'':20} {'  '.join(f'{check:10}' for check in CHECKS)}  requests")
         for name in names:
             with Recorder(url) as front:
-                response = told_of(name, front.url, served)
+                response = told_of(name, front.url, of_grpc, served)
             cells = ["-" if item not in response else "yes" if response[item][0] else "FAILED" for item in CHECKS]
             print(f"{name:20} {'  '.join(f'{cell:10}' for cell in cells)}  {len(front.exchanges)}", flush=True)
             refused = [each for each in front.exchanges if each.refused and not CLIENTS[name].may_fail(each.path)]
@@ -136,7 +144,7 @@ def main() -> int:
         try:
             return inside.wait()
         finally:
-            inside.kill()  # and with it all that runs in its network
+            inside.kill()  # This also ends all programs in its network.
 
 
 if __name__ == "__main__":

@@ -145,7 +145,7 @@ def test_a_run_is_stopped_if_no_request_needs_it(tmp_path: Path) -> None:
     computed.put(2, n=np.array(7))
 
     def cancel() -> None:
-        until(lambda: computed.works._running, "the first run")
+        until(lambda: bool(computed.works._running), "the first run")
         until(lambda: computed.works.cancel(1), "nobody needs the run")
         computed.network.interrupt()
 

@@ -253,7 +253,7 @@ def test_a_request_survives_the_end_of_the_process(served: Served) -> None:
     network, pid = served.networks.network("counting"), served.pid("counting")
 
     def kill() -> None:
-        until(lambda: network.n_running, "the request")
+        until(lambda: network.n_running > 0, "the request")
         os.kill(pid, signal.SIGKILL)
 
     os.kill(pid, signal.SIGSTOP)  # the process has the request, and does not answer

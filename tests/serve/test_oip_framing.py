@@ -100,8 +100,8 @@ def test_outputs_are_returned_in_json_or_in_binary(tensor: Tensor, binary: bool)
 def _same(first: Tensor, second: Tensor) -> bool:
     if first.datatype == "BYTES":
         return bytes(first.data) == bytes(second.data)
-    arrays = [np.frombuffer(tensor.data, NUMPY[tensor.datatype]) for tensor in (first, second)]
-    return np.array_equal(*arrays, equal_nan=arrays[0].dtype.kind == "f")
+    array, other = (np.frombuffer(tensor.data, NUMPY[tensor.datatype]) for tensor in (first, second))
+    return np.array_equal(array, other, equal_nan=array.dtype.kind == "f")
 
 
 @given(st.lists(tensors(), max_size=4))

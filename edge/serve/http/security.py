@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import re
 from collections.abc import Collection
 from urllib.parse import urlsplit
@@ -17,6 +15,7 @@ from edge.serve.caller import CALLER, Caller
 from edge.serve.http.bodies import INCOMING, BodyRoom, IncomingBody
 from edge.serve.http.errors import error_body, failure
 from edge.serve.http.own_names import OwnNames, name_of, refusal_page
+from edge.serve.keys import NEEDED, Keys
 from edge.serve.options import ServeOptions
 
 # The page may load only its own files, cannot be embedded in other pages, and cannot send data elsewhere.
@@ -42,9 +41,7 @@ class Security:
     def __init__(self, app: ASGIApp, options: ServeOptions, open_paths: Collection[str]) -> None:
         """open_paths: paths that need no key."""
         self.app = app
-        self._owners = {key.encode(): _digest(key) for key in options.keys}
-        self._weights = {_digest(key): weight for key, weight in options.weights.items()}
-        self._administrators = frozenset(map(_digest, options.administrators)) if options.keys else frozenset({""})
+        self._keys = Keys(options)
         self._shares_prefixes = options.shared_prefixes
         self._own_names = OwnNames(options)
         self._origins = frozenset(options.allow_origins)
@@ -85,7 +82,8 @@ class Security:
 
         try:
             owner = self._checked(scope["path"], headers, scope["method"])
-            caller = self._caller(owner, scope)
+            caller = self._keys.caller(owner, (scope.get("client") or ("",))[0])
+            caller.begin()
             CALLER.set(caller)
             scope[_NAMESPACE] = "" if self._shares_prefixes else owner
             body.check()
@@ -100,13 +98,6 @@ class Security:
         finally:
             body.close()
             caller.end()
-
-    def _caller(self, owner: str, scope: Scope) -> Caller:
-        client = owner or (scope.get("client") or ("",))[0]
-        weight, is_administrator = self._weights.get(owner, 1.0), owner in self._administrators
-        caller = Caller(owner, client, is_administrator, weight, len(self._owners) > 1)
-        caller.begin()
-        return caller
 
     def _checked(self, path: str, headers: Headers, method: str) -> str:
         """Return the digest of the client's key. Raises HTTPException if the request is refused."""
@@ -124,11 +115,12 @@ class Security:
             )
         if method == "OPTIONS" and origins and "access-control-request-method" in headers:
             return ""  # browsers send preflight requests without the key
-        owner = self._owner_of(headers)
+        names = ("authorization", "x-api-key", "api-key")
+        owner = self._keys.owner(*(headers.get(name, "") for name in names))
         if path not in self._open_paths and owner is None:
             raise HTTPException(
                 401,
-                "a key of this server is needed: `Authorization: Bearer KEY` or `x-api-key: KEY`",
+                NEEDED,
                 {"WWW-Authenticate": "Bearer"},
             )
         return owner or ""
@@ -146,23 +138,6 @@ class Security:
 
     def _is_allowed(self, origin: str) -> bool:
         return "*" in self._origins or origin in self._origins or bool(_OF_APPS.fullmatch(origin))
-
-    def _owner_of(self, headers: Headers) -> str | None:
-        """Return the digest of the key in a request, or None if no key matches.
-
-        All keys are compared, each in constant time.
-        """
-        authorization = headers.get("authorization", "").strip()
-        # Some clients leave out the word Bearer.
-        bearer = re.sub("^bearer( +|$)", "", authorization, flags=re.IGNORECASE)
-        given_keys = [bearer, headers.get("x-api-key", ""), headers.get("api-key", "")]
-        equal = [
-            owner
-            for key, owner in self._owners.items()
-            for given_key in given_keys
-            if hmac.compare_digest(given_key.encode(), key)
-        ]
-        return equal[0] if equal else None if self._owners else ""
 
 
 class _Refused(HTTPException):
@@ -202,11 +177,6 @@ _NOT_OPENAI = re.compile(
     r"|/openai/deployments/[^/]+(?=/(chat/completions|completions|embeddings)/?$)"
     r"|(/api|/v1/chat/completions)(?=/(chat/completions|models)/?$))"
 )
-
-
-def _digest(key: str) -> str:
-    """Return a digest that identifies the key without revealing it."""
-    return hashlib.sha256(f"edge prefixes of {key}".encode()).hexdigest()
 
 
 def namespace_of(scope: Scope) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from math import isfinite, prod
@@ -18,13 +18,13 @@ from edge.serve.http.errors import BadRequest
 BYTES = "BYTES"  # datatype of texts; each element has its length before it
 _LENGTH = struct.Struct("<I")  # length of an element of BYTES
 # Codes of the module `array`. FP16 has none there.
-_CODES = {
+CODES = {
     "INT8": "b", "INT16": "h", "INT32": "i", "INT64": "q", "UINT8": "B", "UINT16": "H", "UINT32": "I", "UINT64": "Q",
     "FP32": "f", "FP64": "d",
 }  # fmt: skip
-SIZES = {"BOOL": 1, "FP16": 2} | {name: array(code).itemsize for name, code in _CODES.items()}  # bytes of an element
+SIZES = {"BOOL": 1, "FP16": 2} | {name: array(code).itemsize for name, code in CODES.items()}  # bytes of an element
 NUMPY = {"BOOL": "bool", "FP16": "float16", "FP32": "float32", "FP64": "float64"}
-NUMPY |= {name: name.lower() for name in _CODES if "INT" in name}  # numpy's names of the datatypes
+NUMPY |= {name: name.lower() for name in CODES if "INT" in name}  # numpy's names of the datatypes
 MOST_DIMS = 64  # limit of dimensions, as in numpy
 OPEN = -1  # size of an open dimension in metadata
 
@@ -125,7 +125,7 @@ def packed(name: str, datatype: str, values: Any) -> bytes:
             raise refused
         if datatype == "FP16":
             return struct.pack(f"<{len(flat)}e", *flat)
-        numbers = array(_CODES[datatype], flat)
+        numbers = array(CODES[datatype], flat)
         if datatype == "FP32" and sum(map(isfinite, numbers)) != sum(map(isfinite, flat)):
             raise refused  # a large number became infinite
         return numbers.tobytes()
@@ -151,8 +151,12 @@ def _flat(name: str, values: Any) -> list[Any]:
 
 def packed_texts(texts: Sequence[str]) -> bytes:
     """Return texts as the data of a tensor of BYTES."""
-    encoded = [text.encode() for text in texts]
-    return b"".join(part for text in encoded for part in (_LENGTH.pack(len(text)), text))
+    return packed_parts([text.encode() for text in texts])
+
+
+def packed_parts(parts: Iterable[bytes]) -> bytes:
+    """Return bytes as the data of a tensor of BYTES."""
+    return b"".join(part for item in parts for part in (_LENGTH.pack(len(item)), item))
 
 
 def unpacked(tensor: Tensor) -> list[Any]:
@@ -169,7 +173,7 @@ def unpacked(tensor: Tensor) -> list[Any]:
         return list(map(bool, data))
     if datatype == "FP16":
         return list(struct.unpack(f"<{len(data) // 2}e", data))
-    numbers = array(_CODES[datatype])
+    numbers = array(CODES[datatype])
     numbers.frombytes(data)
     return numbers.tolist()
 
