@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from devices.busy import OthersLoad
+from devices.energy import EnergyMeter
 from devices.probe import memory_bandwidth_gbps, own_rss, peak_rss
 from edge.llm.continuation import Request
 from edge.llm.interface import TextEngine
@@ -53,6 +54,8 @@ class BenchResult:
     bandwidth_gbps: float | None  # decode_bytes / decode_ms_median
     memory_bandwidth_gbps: float | None  # bandwidth of plain reads with as many threads; None: not measured
     peak_rss_bytes: int  # peak of the process so far
+    # Joules of this machine's processors and memory for a decoded token; None if the machine does not tell.
+    joules_per_token: float | None = None
 
     @property
     def scattered(self) -> bool:
@@ -75,8 +78,13 @@ class BenchResult:
             limit = f" of the {self.memory_bandwidth_gbps:.1f} GB/s this machine's memory gives {threads}"
         return (
             f"decode: {self.decode_ms_median:.2f} ms a token (median), {self.bandwidth_gbps:.1f} GB/s{limit};"
-            f" peak memory {bytes_text(self.peak_rss_bytes)}"
+            f" peak memory {bytes_text(self.peak_rss_bytes)}{self._energy_text()}"
         )
+
+    def _energy_text(self) -> str:
+        if self.joules_per_token is None:
+            return ""
+        return f"; {self.joules_per_token:.3g} J per token, measured at the processors and their memory"
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values for JSON, as described in docs/cli/bench.md."""
@@ -102,6 +110,7 @@ class BenchResult:
             "bandwidth_gbps": self.bandwidth_gbps,
             "memory_bandwidth_gbps": self.memory_bandwidth_gbps,
             "peak_rss_bytes": self.peak_rss_bytes,
+            "joules_per_token": self.joules_per_token,
         }
 
 
@@ -129,14 +138,16 @@ def measure(
         )
     tokens = np.random.default_rng(0).integers(0, engine.model.n_vocab, prompt_tokens + gen_tokens, np.int32)
     steps_in_all = (repeats + 1) * (2 if requests > 1 else 1)
-    others = OthersLoad()
+    others, energy = OthersLoad(), EnergyMeter()
     prefill_s: list[float] = []
     decode_s: list[list[float]] = []
+    joules: list[float | None] = []
     for repeat in range(repeats + 1):
-        prefill, steps = _once(engine, tokens, prompt_tokens)
+        prefill, steps = _once(engine, tokens, prompt_tokens, energy)
         if repeat:  # the first pass is the warm-up
             prefill_s.append(prefill)
             decode_s.append(steps)
+            joules.append(energy.joules())
         on_step(repeat + 1, steps_in_all)
     together = None
     if requests > 1:
@@ -168,6 +179,7 @@ def measure(
         bandwidth_gbps=bytes_read / median_s / 1e9 if alone else None,
         memory_bandwidth_gbps=None,
         peak_rss_bytes=peak_rss(),
+        joules_per_token=_joules_per_token(joules, gen_tokens) if alone else None,
     )
 
 
@@ -218,9 +230,19 @@ def throughput(
     return _rate(rates)
 
 
-def _once(engine: TextEngine, tokens: np.ndarray[tuple[int], np.dtype[np.int32]], n: int) -> tuple[float, list[float]]:
+def _joules_per_token(joules: list[float | None], tokens: int) -> float | None:
+    """Return the median joules of a token, or None if any run was not measured. tokens: tokens of each run."""
+    measured = [n for n in joules if n is not None]
+    return statistics.median(measured) / tokens if measured and len(measured) == len(joules) else None
+
+
+def _once(
+    engine: TextEngine, tokens: np.ndarray[tuple[int], np.dtype[np.int32]], n: int, energy: EnergyMeter
+) -> tuple[float, list[float]]:
     """Return the seconds of one prefill of the first `n` tokens, and the seconds of each decode step of the other
     tokens.
+
+    energy: counts from the end of prefill.
     """
     engine.kv_clear()
     began = time.perf_counter()
@@ -232,6 +254,7 @@ def _once(engine: TextEngine, tokens: np.ndarray[tuple[int], np.dtype[np.int32]]
             stop = min(n, start + chunk)
             engine.decode(tokens[start:stop], start, outputs="last" if stop == n else "none")
     prefill = time.perf_counter() - began
+    energy.joules()
     steps = []
     for position in range(n, len(tokens)):
         began = time.perf_counter()

@@ -14,6 +14,7 @@ import pytest
 
 from apps.cli import build_parser
 from apps.commands.bench import run
+from devices.energy import EnergyMeter
 from edge.llm.options import EngineOptions
 from edge.models.demo import MODEL_PATH
 from tests.conftest import Synthetic
@@ -46,6 +47,7 @@ KEYS = {
     "bandwidth_gbps": float,
     "memory_bandwidth_gbps": float,
     "peak_rss_bytes": int,
+    "joules_per_token": type(EnergyMeter().joules()),
     "speculation": type(None),
     "memory": type(None),
     "gpu_layers": type(None),

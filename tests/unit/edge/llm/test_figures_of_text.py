@@ -156,6 +156,7 @@ RESULT = BenchResult(
     bandwidth_gbps=44.4,
     memory_bandwidth_gbps=55.5,
     peak_rss_bytes=3 << 30,
+    joules_per_token=1.25,
 )
 
 
@@ -168,6 +169,7 @@ def test_edge_bench_prints_each_figure_where_it_belongs(engine: Engine, capsys: 
     assert re.search(r"\| 2 \| decode 128 \| 45\.00 ± 2\.00 \| 44\.00 \|", said)
     assert re.search(r"\| 2 \| 4 requests \| 67\.00 ± 4\.00 \| 66\.00 \|", said)
     assert re.search(r"decode: 22\.50? ms a token.* 44\.4 GB/s of the 55\.5 GB/s .*2 threads.*3\.00 GiB", said)
+    assert "; 1.25 J per token, measured" in said
     values = json.loads(json.dumps(RESULT.to_json()))
     known = {
         "prefill_tokens_per_s": 321.0,
@@ -186,6 +188,7 @@ def test_edge_bench_prints_each_figure_where_it_belongs(engine: Engine, capsys: 
         "bandwidth_gbps": 44.4,
         "memory_bandwidth_gbps": 55.5,
         "peak_rss_bytes": 3 << 30,
+        "joules_per_token": 1.25,
         "threads": 2,
     }
     assert {name: values[name] for name in known} == known
