@@ -46,6 +46,7 @@ SECTIONS = {
     "bench_speculate": (),
     "bench_startup": (),
     "bench_survive": ("pause", "stress"),
+    "bench_tpi": ("lab", "ranks"),
     "bench_transport": ("matrix", "roundtrip"),
     "bench_warming": ("home", "agent", "foreground"),
     "bench_wheels": (),
@@ -353,6 +354,16 @@ def test_sleeping() -> None:
     assert plan["requests"]["ttft_s"]["measured"]["p50"] > 0
     assert plan["requests"]["tpot_s"]["simulated"]["p90"] > 0
     assert result["summary"]["plans"] == 1
+
+
+def test_tpi() -> None:
+    result = run("bench_tpi")
+    (row,) = result["lab"]["labs"]
+    assert all(row[which][name] > 0 for which in ("predicted", "measured") for name in ("ttft_s", "latency_s"))
+    if THOROUGH:
+        assert set(result["ranks"]["sides"]) == {"one device", "two ranks"}
+        assert all(item["token_s"] > 0 for rounds in result["ranks"]["sides"].values() for item in rounds)
+        assert result["left_out"]["libraries"]
 
 
 def test_plans() -> None:
