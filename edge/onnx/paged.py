@@ -104,7 +104,7 @@ class PagedNetwork(Closing):
         sizes = {i: n_bytes(part.weights) for i, part in enumerate(self._parts) if part.weights}
         streamed = share_out(sizes, room)
         if streamed is None:
-            raise self._too_little(min(sum(sizes.values()), SLOTS * max(sizes.values())))
+            raise self._too_little(min(sum(sizes.values()), SLOTS * max(sizes.values(), default=0)))
         self.streamed = streamed
         self._streamed_bytes = sum(sizes[i] for i in streamed)
         resident, slot_bytes = sum(sizes.values()) - self._streamed_bytes, max((sizes[i] for i in streamed), default=0)

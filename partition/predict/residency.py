@@ -121,7 +121,7 @@ def share_out(layer_bytes: Mapping[int, int], room: int) -> tuple[int, ...] | No
     layers, total = sorted(layer_bytes), sum(layer_bytes.values())
     if total <= room:
         return ()
-    buffers = SLOTS * max(layer_bytes.values())
+    buffers = SLOTS * max(layer_bytes.values(), default=0)
     for count in range(min(_LEAST_STREAMED, len(layers)), len(layers) + 1):
         streamed = tuple(layers[(2 * i + 1) * len(layers) // (2 * count)] for i in range(count))
         if total - sum(layer_bytes[layer] for layer in streamed) + buffers <= room:

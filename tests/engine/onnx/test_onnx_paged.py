@@ -214,6 +214,13 @@ def test_the_least_budget_runs_and_a_mebibyte_less_does_not(path: Path) -> None:
         opened(path, memory - KIB)
 
 
+def test_a_network_without_large_weights_runs_in_its_least_budget(tmp_path: Path) -> None:
+    path = tmp_path / "small.onnx"
+    onnx.save(mlp((4, 6, 4)), path)
+    with OnnxEngine(path, 1) as whole, opened(path, least(path)) as network:
+        assert_close(network.run(sample(network)), whole.run(sample(whole)))
+
+
 def test_an_input_that_does_not_fit_is_refused_and_nothing_is_left_behind(layers: Path) -> None:
     with opened(layers, least(layers)) as network:
         with pytest.raises(SamplesError):
