@@ -1,4 +1,4 @@
-"""Catalog of common devices for what-if plans and the lab, with figures estimated from published ones.
+"""Catalog of common devices and networks for what-if plans and the lab, with figures estimated from published ones.
 
 This project measured none of these figures, and no plan for real devices uses them. Two rules turn published results of
 `llama-bench` and similar tools into figures. A decoded token reads all weights once: tokens per second times the bytes
@@ -36,6 +36,16 @@ class DevicePreset:
     source: Mapping[str, str]
     lab: Emulation | None = None  # None if the lab has no preset for it
     price_usd: float | None = None  # price of a new device at release; None if unknown, or if it is not one product
+
+
+@dataclass(frozen=True)
+class NetworkPreset:
+    """A kind of network between devices. Its figures are estimates for both directions."""
+
+    title: str
+    latency_s: float  # seconds of a small message, one way
+    bytes_per_s: float
+    reason: str  # where the figures come from
 
 
 _PI_TINYLLAMA = (
@@ -176,3 +186,10 @@ CATALOG: dict[str, DevicePreset] = {
     ),
 }  # fmt: skip
 EMULATED: Mapping[str, Emulation] = {name: preset.lab for name, preset in CATALOG.items() if preset.lab is not None}
+NETWORKS: Mapping[str, NetworkPreset] = {
+    "lan": NetworkPreset("Gigabit Ethernet", 0.2e-3, 117e6, "TCP reaches 94 % of the rate; one switch"),
+    "wifi": NetworkPreset("a home's Wi-Fi", 2e-3, 12.5e6, "100 Mbit/s, the figures of a link that was not measured"),
+    "5g": NetworkPreset("5G, to a device elsewhere", 10e-3, 6.25e6, "50 Mbit/s, because the slower uplink counts"),
+    "4g": NetworkPreset("4G, to a device elsewhere", 25e-3, 1.25e6, "10 Mbit/s, because the slower uplink counts"),
+    "3g": NetworkPreset("3G, to a device elsewhere", 50e-3, 0.125e6, "1 Mbit/s, because the slower uplink counts"),
+}

@@ -5,16 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from apps import planning
 from apps.errors import EXIT_INTERRUPTED, UsageError
-from apps.options import add, check_output, option, set_common
+from apps.options import add, check_output, option, refuse, set_common
 from apps.show.progress import ShownSteps, say
-from apps.show.table import print_columns, print_json
+from apps.show.table import print_columns, print_json, print_notes
 from edge.units import items, natural
 from partition.predict.objectives import AXES, default_axes
 from quant.text import printable
@@ -30,6 +30,7 @@ _EXPLORED = (
     "cluster", "transport", "wire", "threads", "context", "concurrency", "prompt_tokens", "depth", "kv_type", "draft",
     "draft_worker", "acceptance", "text",
 )  # fmt: skip
+_OF_ONE_NETWORK = ("html", "pick", "save", "draft_worker")
 HELP = "Explore the trade-off between latency and throughput over all ways to place a model on devices."
 
 
@@ -41,6 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     planning.add_type_arguments(parser)
     words = f"two or more axes of {','.join(AXES)} (default: latency,throughput; with --types also divergence)"
     option(parser, "--axes A,B", words, _axes)
+    words = "plan for each network between the devices: a preset such as lan, wifi or 4g, or RATE/DELAY (100mbit/20ms)"
+    option(parser, "--networks N,N", words, items)
     option(parser, "--measure N", "run and measure the N most promising plans", natural, default=0)
     option(parser, "--json FILE", "write one JSON object; without FILE, print it", nargs="?", const="-")
     option(parser, "--html FILE", "write a page for exploring the plans", Path)
@@ -60,6 +63,9 @@ def run(args: argparse.Namespace) -> int:
     with ExitStack() as stack:
         spaces, fleet = stack.enter_context(planning.spaces(args, axes))
         front = Front(spaces, axes, max_divergence=args.limit_divergence)
+        if args.networks:
+            _write(args, front.over(args.networks, steps=ShownSteps("pareto")).to_json(), spaces)
+            return 0
         stack.enter_context(grace(_WRITING_S))
         code = _measure(args, front, fleet)
         result = front.to_json()
@@ -88,6 +94,13 @@ def _check(args: argparse.Namespace) -> None:
     from edge.pictures.canvas import check_picture
     from edge.pictures.page import check_page
 
+    if args.networks:
+        from edge.planning.over_networks import networks_of
+
+        networks_of(args.networks)
+        refuse(args, _OF_ONE_NETWORK, "is for one network: leave out --networks")
+        if args.measure:
+            raise UsageError("--measure runs plans over the links that are there: leave out --networks")
     files = [Path(args.json)] if args.json not in (None, "-") else []
     files += [file for file in (args.html, args.png, args.save) if file is not None]
     if len({file.absolute() for file in files}) < len(files):
@@ -110,7 +123,7 @@ def _write(args: argparse.Namespace, result: dict[str, Any], spaces: Sequence[Pl
     if args.json == "-":
         print_json(result)
     else:
-        show(result, dict.fromkeys(note for space in spaces for note in notes(space)))
+        (show_networks if args.networks else show)(result, dict.fromkeys(n for space in spaces for n in notes(space)))
         if args.json is not None:
             write_whole(Path(args.json), (json.dumps(result, indent=1) + "\n").encode())
     if args.png is not None:
@@ -135,6 +148,45 @@ def show(result: Result, further: Iterable[str] = ()) -> None:
 
     columns, rows = table(result)
     print_columns(columns, rows, ("id", "latency ms", f"{unit(result)}/s"), [*notes(result), *further])
+
+
+def show_networks(result: Result, further: Iterable[str] = ()) -> None:
+    """Print the best plans for each network, then the nearest values at which they change, then notes.
+
+    result: JSON object of `edge pareto --networks --json`.
+    further: notes to print last.
+    """
+    from edge.pictures.network_fronts import delay_text, network_text, rate_text
+    from partition.predict.objectives import OBJECTIVES
+
+    thing = "token" if result["kind"] == "llm" else "input"
+    rows, moves = [], []
+    for network in result["networks"]:
+        for name, best in network["best"].items():
+            row = OBJECTIVES[name]
+            value = row.describe(row.cost(best[row.key]), thing)
+            rows.append([network_text(network), row.label, value, best["label"]])
+            for key, text in (("bytes_per_s", rate_text), ("latency_s", delay_text)):
+                for move in _nearest(network, name, key):
+                    sides = [move["below"]["label"], move["above"]["label"]]
+                    moves.append([network["name"], row.label, text(move["at"]), *sides])
+    print_columns(["network", "best", "predicted", "plan"], rows, ("best", "predicted"))
+    lines = ["The delay of a network is one way."]
+    if not all(network["moves_complete"] for network in result["networks"]):
+        lines.append("The search for changes was cut short: more may exist.")
+    if moves:
+        print()
+        print_columns(["network", "best", "changes at", "below it", "above it"], moves, ("best", "changes at"))
+    else:
+        lines.insert(0, "The best plans are the same at every bandwidth and delay.")
+    print_notes([*lines, *further])
+
+
+def _nearest(network: Mapping[str, Any], objective: str, key: str) -> list[Mapping[str, Any]]:
+    """Return the last move below a network's own bandwidth or delay, and the first move above it."""
+    moves = [move for move in network["moves"] if (move["objective"], move["of"]) == (objective, key)]
+    below = [move for move in moves if move["at"] <= network[key]]
+    return below[-1:] + [move for move in moves if move["at"] > network[key]][:1]
 
 
 def _command(args: argparse.Namespace) -> tuple[str, ...]:

@@ -9,9 +9,19 @@ from typing import Any
 
 from devices.files import temporary_beside
 from edge.errors import PictureError
+from edge.pictures.front_points import LOG_FROM
+from edge.pictures.front_points import figure as figure_text
+from quant.text import printable
 
 SIZE_INCHES = (9.0, 6.0)  # size without the table
 TEXT, GRID, DPI = "#222222", "#e4e7eb", 150
+QUIET, LINE, _FILL = "#616e7c", "#52606d", "#f0f4f8"
+# Types and networks have these colors, in this order.
+COLORS = ("#0b6fb8", "#0a8f6a", "#a17400", "#d1570f", "#b3246b", "#6b4fbb", "#5f6b7a", "#222222")
+MARKERS = "os^DvPXph<>*"  # shapes of types, networks or kinds
+ROW_LETTERS = 105  # letters of a row in the table
+_TITLE_LETTERS, _UNDER_LETTERS = 55, 100
+_FINE = (1, 1.25, 2, 2.5, 4, 5, 8)  # tick multiples of the first-tokens-per-second axis
 _ROW_INCHES = 0.19  # height of a row in the table
 
 Place = tuple[float, float]
@@ -92,3 +102,69 @@ def add_table(axes: Any, entries: Sequence[Entry]) -> None:
         )
         for x, text, side in ((0.05, entry.number, "right"), (0.065, entry.text, "left")):
             below.text(x, row + 0.5, text, fontsize=9, verticalalignment="center", horizontalalignment=side, **look)
+
+
+def scale(axes: Any, places: Sequence[Place], *, prompts: bool) -> None:
+    """Set the axis ranges with a margin, and logarithmic scales if values span a large factor.
+
+    prompts: the y axis has first tokens per second, and its ticks show seconds.
+    """
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    for values, set_scale, set_range, axis in (
+        ([x for x, _ in places], axes.set_xscale, axes.set_xlim, axes.xaxis),
+        ([y for _, y in places], axes.set_yscale, axes.set_ylim, axes.yaxis),
+    ):
+        low, high = min(values), max(values)
+        in_seconds = prompts and axis is axes.yaxis
+        if low > 0 and (high > LOG_FROM * low or in_seconds):
+            set_scale("log")
+            room = (high / low) ** 0.08
+            set_range(low / room, high * room)
+            axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axis.set_minor_formatter(NullFormatter())
+        else:
+            room = 0.1 * (high - low) or 0.2 * high or 1.0
+            set_range(max(0.0, low - room), high + room)
+        shown = FuncFormatter(
+            lambda value, _, inverse=in_seconds: figure_text(1 / value if inverse and value else value)
+        )
+        axis.set_major_formatter(shown)
+        if in_seconds:
+            axis.set_major_locator(LogLocator(subs=_FINE))
+
+
+def draw_steps(axes: Any, places: Sequence[Place], color: str, *, shaded: bool = False) -> None:
+    """Draw the staircase line of these places, from the left. shaded: fill the area that it dominates."""
+    (_, right), (low, _) = axes.get_xlim(), axes.get_ylim()
+    corners: list[Place] = []
+    height = low
+    for x, y in places:
+        corners += [(x, height), (x, y)]
+        height = y
+    corners.append((right, height))
+    if shaded:
+        axes.fill_between(*zip(*corners, strict=True), low, color=_FILL, linewidth=0, zorder=0.5)
+    axes.plot(*zip(*corners, strict=True), color=color, linewidth=1.6, zorder=3, solid_joinstyle="miter")
+
+
+def write_title(axes: Any, title: str, under: str) -> None:
+    """Write the title of a chart, and a line of explanation below it."""
+    text = axes.set_title(short(title), fontsize=15, fontweight="bold", color=TEXT, loc="left", pad=26)
+    text.set_parse_math(False)
+    axes.annotate(
+        short(under, _UNDER_LETTERS),
+        (0, 1),
+        (0, 9),
+        xycoords="axes fraction",
+        textcoords="offset points",
+        fontsize=11.5,
+        color=QUIET,
+        parse_math=False,
+    )
+
+
+def short(text: str, most: int = _TITLE_LETTERS) -> str:
+    """Return a text without control characters, cut after `most` letters."""
+    text = printable(text)
+    return text if len(text) <= most else text[: most - 3] + "..."

@@ -10,12 +10,29 @@ from typing import Any
 from edge.arguments import checked
 from edge.errors import PictureError
 from edge.models.paths import PathLike
-from edge.pictures import front_points
-from edge.pictures.canvas import SIZE_INCHES, TEXT, Entry, Place, add_table, check_picture, new_axes, save
+from edge.pictures import front_points, network_fronts
+from edge.pictures.canvas import (
+    COLORS,
+    LINE,
+    MARKERS,
+    QUIET,
+    ROW_LETTERS,
+    SIZE_INCHES,
+    TEXT,
+    Entry,
+    Place,
+    add_table,
+    check_picture,
+    draw_steps,
+    new_axes,
+    save,
+    scale,
+    short,
+    write_title,
+)  # fmt: skip
 from edge.pictures.front_points import Point, Result
 from quant.text import printable
 
-_QUIET, _LINE, _FILL = "#616e7c", "#52606d", "#f0f4f8"
 KIND_COLORS = {
     "single": "#5f6b7a",
     "pipeline": "#0b6fb8",
@@ -24,16 +41,14 @@ KIND_COLORS = {
     "replicas": "#8a3fb5",
 }
 # Type colors if plans differ in quality. The type with the least divergence gets the first color.
-TYPE_COLORS = ("#0b6fb8", "#0a8f6a", "#a17400", "#d1570f", "#b3246b", "#6b4fbb", "#5f6b7a")
-_FINE = (1, 1.25, 2, 2.5, 4, 5, 8)  # tick multiples of the first-tokens-per-second axis
-_MARKERS = "os^DvPXph<>*"  # shapes of types, or of kinds if types have colors
-_MOST_NAMES, _MOST_LETTERS, _ROW_LETTERS, _MOST_ROWS = 6, 55, 105, 20
+TYPE_COLORS = COLORS[:7]
+_MOST_NAMES, _MOST_ROWS = 6, 20
 
 
 @checked
 def write_picture(result: Result, path: PathLike) -> None:
-    """Draw the object of `edge pareto --json` as PNG, 1350 pixels wide: latency (ms) on the x axis, throughput on the y
-    axis.
+    """Draw the object of `edge pareto --json`, also with --networks, as PNG, 1350 pixels wide: latency (ms) on
+    the x axis, throughput on the y axis.
 
     If TTFT is an objective and throughput is not, the y axis shows TTFT, with the shortest at the top. A table below
     the chart explains the numbered points. The file appears under its name only when it is complete.
@@ -41,11 +56,16 @@ def write_picture(result: Result, path: PathLike) -> None:
     """
     path = Path(path)
     check_picture(path)
-    if not front_points.front(result):
+    is_over_networks = "networks" in result
+    if not is_over_networks and not front_points.front(result):
         raise PictureError("there is no plan to draw: none fits these devices")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # A letter that the font lacks is drawn as a box.
-        save(_figure(front_points.by_first_token(result) if front_points.of_first_tokens(result) else result), path)
+        if is_over_networks:
+            save(network_fronts.figure_of(result), path)
+            return
+        prompts = front_points.of_first_tokens(result)
+        save(_figure(front_points.by_first_token(result) if prompts else result), path)
 
 
 def _figure(result: Result) -> Any:
@@ -63,10 +83,10 @@ def _figure(result: Result) -> Any:
             look.mark(axes, measured, point, markersize=8, markeredgecolor="white", zorder=5)
         look.mark(axes, _predicted(point), point, markersize=8, markerfacecolor="white", markeredgewidth=1.8)
     seen = [_at(point) for point in shown] + [_predicted(point) for point in shown if point["measured"]]
-    _scale(axes, seen + [_at(point) for point in faint], prompts=front_points.of_first_tokens(result))
-    _draw_front(axes, front_points.line(result), _LINE)
+    scale(axes, seen + [_at(point) for point in faint], prompts=front_points.of_first_tokens(result))
+    draw_steps(axes, [_at(point) for point in front_points.line(result)], LINE, shaded=True)
     for type_, points in front_points.lines(result).items():
-        _draw_front(axes, points, look.type_colors[type_], shaded=False)
+        draw_steps(axes, [_at(point) for point in points], look.type_colors[type_])
     _write_around(axes, result, shown, faint, look)
     add_table(axes, _entries(result, shown, look))
     return axes.figure
@@ -94,58 +114,14 @@ class _Look:
         self.by_type = front_points.has_quality(result)
         self.type_colors = {name: TYPE_COLORS[i % len(TYPE_COLORS)] for i, name in enumerate(self.types)}
         marked = KIND_COLORS if self.by_type else self.types
-        self.markers = {name: _MARKERS[i % len(_MARKERS)] for i, name in enumerate(marked)}
+        self.markers = {name: MARKERS[i % len(MARKERS)] for i, name in enumerate(marked)}
 
     def color(self, point: Point) -> str:
-        return self.type_colors[str(point["type"])] if self.by_type else KIND_COLORS.get(point["parallel"], _LINE)
+        return self.type_colors[str(point["type"])] if self.by_type else KIND_COLORS.get(point["parallel"], LINE)
 
     def mark(self, axes: Any, place: Place, point: Point, **how: Any) -> None:
         marker = self.markers.get(str(point["parallel" if self.by_type else "type"]), "o")
         axes.plot(*place, **{"color": self.color(point), "marker": marker, "linestyle": "none", "zorder": 4, **how})
-
-
-def _scale(axes: Any, places: Sequence[Place], *, prompts: bool) -> None:
-    """Set the axis ranges with a margin, and logarithmic scales if values span a large factor.
-
-    prompts: the y axis has first tokens per second, and its ticks show seconds.
-    """
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
-    for values, scale, set_range, axis in (
-        ([x for x, _ in places], axes.set_xscale, axes.set_xlim, axes.xaxis),
-        ([y for _, y in places], axes.set_yscale, axes.set_ylim, axes.yaxis),
-    ):
-        low, high = min(values), max(values)
-        in_seconds = prompts and axis is axes.yaxis
-        if low > 0 and (high > front_points.LOG_FROM * low or in_seconds):
-            scale("log")
-            room = (high / low) ** 0.08
-            set_range(low / room, high * room)
-            axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-            axis.set_minor_formatter(NullFormatter())
-        else:
-            room = 0.1 * (high - low) or 0.2 * high or 1.0
-            set_range(max(0.0, low - room), high + room)
-        shown = FuncFormatter(
-            lambda value, _, inverse=in_seconds: front_points.figure(1 / value if inverse and value else value)
-        )
-        axis.set_major_formatter(shown)
-        if in_seconds:
-            axis.set_major_locator(LogLocator(subs=_FINE))
-
-
-def _draw_front(axes: Any, points: Sequence[Point], color: str, *, shaded: bool = True) -> None:
-    """Draw the staircase line of these points. shaded: fill the area that it dominates."""
-    (_, right), (low, _) = axes.get_xlim(), axes.get_ylim()
-    corners: list[Place] = []
-    height = low
-    for x, y in map(_at, points):
-        corners += [(x, height), (x, y)]
-        height = y
-    corners.append((right, height))
-    if shaded:
-        axes.fill_between(*zip(*corners, strict=True), low, color=_FILL, linewidth=0, zorder=0.5)
-    axes.plot(*zip(*corners, strict=True), color=color, linewidth=1.6, zorder=3, solid_joinstyle="miter")
 
 
 def _write_around(axes: Any, result: Result, shown: Sequence[Point], faint: Sequence[Point], look: _Look) -> None:
@@ -156,21 +132,11 @@ def _write_around(axes: Any, result: Result, shown: Sequence[Point], faint: Sequ
     if front_points.of_first_tokens(result):
         upwards = f"first token of a prompt of {shown[0]['predicted']['prompt']} tokens (s)"
     axes.set_ylabel(upwards, fontsize=12, color=TEXT)
-    title = axes.set_title(_short(result["model"]), fontsize=15, fontweight="bold", color=TEXT, loc="left", pad=26)
-    title.set_parse_math(False)
     at_once = f"; {result['concurrency']} {'sequences' if counted_unit == 'tokens' else 'inputs'} at once"
     if look.by_type:
         at_once += "; nats: divergence from the model"
-    axes.annotate(
-        _short(f"on {front_points.first_few(front_points.names(result), _MOST_NAMES)}{at_once}", 100),
-        (0, 1),
-        (0, 9),
-        xycoords="axes fraction",
-        textcoords="offset points",
-        fontsize=11.5,
-        color=_QUIET,
-        parse_math=False,
-    )
+    on = front_points.first_few(front_points.names(result), _MOST_NAMES)
+    write_title(axes, result["model"], f"on {on}{at_once}")
     has_knee = front_points.knee(result) and len(front_points.front(result)) > 1
     explanations = [f"Knee: {front_points.KNEE}."] if has_knee else []
     explanations += [f"Dominated: {front_points.DOMINATED}."] if faint else []
@@ -188,7 +154,7 @@ def _write_around(axes: Any, result: Result, shown: Sequence[Point], faint: Sequ
         handletextpad=0.5,
         columnspacing=1.4,
     )
-    legend.get_title().set_color(_QUIET)
+    legend.get_title().set_color(QUIET)
     for text in legend.get_texts():
         text.set_parse_math(False)
 
@@ -198,7 +164,7 @@ def _legend(result: Result, shown: Sequence[Point], faint: Sequence[Point], look
     from matplotlib.patches import Patch
 
     def entry(label: str, **how: Any) -> Any:
-        return Line2D([], [], **{"color": _LINE, "marker": "o", "linestyle": "none", "label": label, **how})
+        return Line2D([], [], **{"color": LINE, "marker": "o", "linestyle": "none", "label": label, **how})
 
     kinds = {point["parallel"] for point in (*shown, *faint)}
     if look.by_type:
@@ -229,11 +195,6 @@ def _entries(result: Result, shown: Sequence[Point], look: _Look) -> list[Entry]
         if front_points.of_first_tokens(result):
             upwards = f"first token {front_points.figure(1 / throughput)} s"
         words = ", ".join((f"{front_points.figure(latency)} ms", upwards, *roles.get(point["id"], ())))
-        text = _short(f"{words}: {point['label']}", _ROW_LETTERS)
-        entries.append(Entry(_short(point["id"], 8), _at(point), text, look.color(point), bool(point["knee"])))
+        text = short(f"{words}: {point['label']}", ROW_LETTERS)
+        entries.append(Entry(short(point["id"], 8), _at(point), text, look.color(point), bool(point["knee"])))
     return entries
-
-
-def _short(text: str, most: int = _MOST_LETTERS) -> str:
-    text = printable(text)
-    return text if len(text) <= most else text[: most - 3] + "..."

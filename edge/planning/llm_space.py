@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
@@ -25,12 +26,13 @@ from partition.plan.plan import Plan
 from partition.predict.cost import Work
 from partition.predict.drafts import ROWS, Draft
 from partition.predict.hysteresis import PLAN, PREFILL, clearly_better
+from partition.predict.objectives import OBJECTIVES
 from partition.predict.pareto import Point, stages_text, without_repeats
 from partition.predict.predict import predict
 from partition.predict.prediction import Prediction
 from partition.predict.speeds import DeviceSpeed
 from partition.search.changes import Change, changes
-from partition.search.explain import best, kind_of, reason
+from partition.search.explain import best, infeasible, kind_of, reason
 from partition.search.phases import Phases, paired, prefill_reason
 from partition.search.planner import Placed, Planner, with_microbatches
 from partition.search.replicas import Replicas, replicated
@@ -248,6 +250,25 @@ class LlmSpace(PlanSpace):
     def changes(self, objective: str, caps: Mapping[str, float]) -> list[Change]:
         planner, _ = self._best(objective, caps)
         return changes(planner, objective, caps)
+
+    def fastest(self, objective: str) -> Point:
+        planners = [(work, self.planner(work=work)) for work in self._works]
+        fitting = [(work, placed) for work, planner in planners if (placed := planner.best(objective, {})) is not None]
+        points = [self.point(placed.plan, placed.microbatches, work) for work, placed in fitting]
+        points += self._replicas((objective,), [placed for work, placed in fitting if work.draft is None])
+        if objective == "ttft" and self._phases:
+            points += self._pairs((objective,))
+        if not points:
+            raise PlanError(infeasible(self.planner()))
+        return min(points, key=lambda point: OBJECTIVES[objective].cost_of(point.predicted))
+
+    def cost(self, point: Point, objective: str) -> float:
+        """Return the cost with the number of draft rows that suits the plan best."""
+        assert isinstance(point.plan, Plan)
+        plan, microbatches = point.plan, point.predicted.microbatches
+        tried = (self._tried(plan, microbatches, work) for work in self._works[: 1 if plan.replicas else None])
+        costs = (OBJECTIVES[objective].cost_of(candidate.predicted) for candidate in tried if candidate)
+        return min(costs, default=math.inf)
 
     def depends_on(self, point: Point) -> list[str]:
         work = (self.work.context, self.work.prompt, self.work.depth, self.work.kv.name)

@@ -111,6 +111,16 @@ class OnnxSpace(PlanSpace):
         placed = self.planner(links=faster_links(self.known.links)).best(objective, caps)
         return [Change(f"links {FASTER:g} times faster", placed.objectives[0] if placed else None)]
 
+    def fastest(self, objective: str) -> Point:
+        placed = self.planner().best(objective, {})
+        if placed is None:
+            raise PlanError(self._nothing({}))
+        return self.point(placed)
+
+    def cost(self, point: Point, objective: str) -> float:
+        assert isinstance(point.plan, OnnxPlan)
+        return OBJECTIVES[objective].cost_of(self.planner().predict(point.plan))
+
     def depends_on(self, point: Point) -> list[str]:
         sizes = [repr(self.work.crossing_bytes), repr(self.work.activation_bytes)]  # sizes differ with open dimensions
         options = self._options

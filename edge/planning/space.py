@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from copy import copy
+from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from devices.probe import default_threads
 from devices.remembered import Remembered, key_of
@@ -21,8 +23,10 @@ from partition.model.file import ModelFile
 from partition.plan.plan import LOCAL
 from partition.predict.objectives import OBJECTIVES
 from partition.predict.pareto import Point
+from partition.predict.speeds import Links, LinkSpeed
 from partition.search.changes import Change
 
+Space = TypeVar("Space", bound="PlanSpace")
 MOST_SUBSETS_OF = 4  # maximum number of devices for computing the fronts of all subsets of devices
 
 
@@ -66,6 +70,23 @@ class PlanSpace(ABC):
     @abstractmethod
     def changes(self, objective: str, caps: Mapping[str, float]) -> list[Change]:
         """Return the gain of single changes, within the same caps."""
+
+    @abstractmethod
+    def fastest(self, objective: str) -> Point:
+        """Return the best plan by one objective. Unlike `best`, it does not prefer this device if others gain little.
+
+        Raises PlanError with needed and available resources if nothing fits.
+        """
+
+    @abstractmethod
+    def cost(self, point: Point, objective: str) -> float:
+        """Return the predicted cost of a plan of this space or of one with other links. Smaller is better."""
+
+    def with_link(self: Space, link: LinkSpeed) -> Space:
+        """Return the same plan space with every link between two devices replaced by `link`."""
+        space = copy(self)
+        space.known = replace(self.known, links=Links(dict.fromkeys(self.known.links.between, link)))
+        return space
 
     @abstractmethod
     def measure(self, point: Point, fleet: Fleet | None) -> Measured:

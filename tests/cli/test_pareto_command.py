@@ -13,7 +13,7 @@ import pytest
 
 from devices.paths import cache_folder
 from edge.models.demo import MODEL_PATH
-from edge.planning import front, measuring, type_files
+from edge.planning import front, measuring, over_networks, type_files
 from edge.planning.llm_space import LlmSpace
 from edge.profiling import links
 from edge.quantization.evaluate import evaluate
@@ -223,6 +223,47 @@ def test_axes(edge: Run, what_if: Path, axes: tuple[str, ...]) -> None:
     for point in result["points"]:
         assert point["on_front"] != any(dominates(other, point) for other in front)
     assert [point["id"] for point in result["points"]] == [f"p{n}" for n in range(1, len(result["points"]) + 1)]
+
+
+def test_fronts_over_networks(edge: Run, what_if: Path, tmp_path: Path) -> None:
+    png = tmp_path / "front.png"
+    result = pareto_json(edge, "--cluster", what_if, *FEW, "--networks", "lan,100Mbit/20ms", "--png", png)
+    assert result["format"] == over_networks.FORMAT
+    assert [network["name"] for network in result["networks"]] == ["lan", "100mbit/20ms"]
+    assert png.read_bytes().endswith(b"IEND\xaeB`\x82")
+    for network in result["networks"]:
+        link = network["bytes_per_s"], network["latency_s"]
+        assert {(way["bytes_per_s"], way["latency_s"]) for way in network["front"]["links"]} == {link}
+        for axis, best in network["best"].items():
+            key = OBJECTIVES[axis].key
+            assert best[key] == pytest.approx(front.pick(network["front"], axis)["predicted"][key])
+        assert network["moves_complete"]
+        assert all(move["below"]["label"] != move["above"]["label"] for move in network["moves"])
+    fast, slow = (network["best"]["latency"]["latency_s"] for network in result["networks"])
+    assert fast < slow
+    code, out, _ = edge("--cluster", what_if, *FEW, "--networks", "lan,3g")
+    assert code == 0
+    assert "3g: 1.00 Mbit/s, 50.0 ms" in out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ("--networks", "lan,dsl"),
+            "the network 'dsl' is unknown; choose from lan, wifi, 5g, 4g, 3g, or give RATE/DELAY",
+        ),
+        (("--networks", "0mbit/1ms"), "needs a rate above 0"),
+        (("--networks", "1mbit/61s"), "a delay up to 60s"),
+        (("--networks", "lan,LAN"), "each network needs to be different"),
+        (("--networks", ",".join(f"{n}mbit/1ms" for n in range(1, 10))), "1 to 8 networks can be compared, got 9"),
+        (("--networks", "lan", "--measure", "1"), "--measure runs plans over the links that are there"),
+        (("--networks", "lan", "--pick", "knee"), "--pick is for one network: leave out --networks"),
+        (("--networks", "lan", "--html", "front.html"), "--html is for one network"),
+    ],
+)
+def test_networks_that_cannot_be_compared(edge: Run, options: tuple[str, ...], message: str) -> None:
+    assert_refused(edge(*options), 2, message)
 
 
 def test_work_changes_what_is_predicted(edge: Run, what_if: Path) -> None:
