@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from edge.pictures.page import write_page
     from edge.planning.choice import PlanChoice
     from edge.planning.front import Front
+    from edge.planning.over_networks import NetworkFronts
     from edge.planning.plan_options import PlanOptions
     from edge.profiling.cluster import Cluster
     from edge.tasks import ShowStep, Steps
@@ -82,6 +83,7 @@ _HOMES = {
     "edge.pictures.page": ("write_page",),
     "edge.planning.choice": ("PlanChoice",),
     "edge.planning.front": ("Front",),
+    "edge.planning.over_networks": ("NetworkFronts",),
     "edge.planning.plan_options": ("PlanOptions",),
     "edge.profiling.cluster": ("Cluster",),
     "edge.tasks": ("ShowStep", "Steps"),
@@ -94,9 +96,9 @@ _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 __all__ = [
     "CannotSlice", "Chat", "ChatFileError", "Cluster", "ClusterFileError", "ContextFull", "EdgeError",
     "EngineError", "EngineOptions", "Event", "Exchange", "Front", "HubError", "Interrupted", "MediaError", "Model",
-    "ModelFileError", "NotEnoughMemory", "OnnxModel", "PictureError", "Pieces", "PlanChoice", "PlanError",
-    "PlanOptions", "RequestStream", "Response", "SamplingError", "SamplingParams", "ShowStep", "SizeTooSmall",
-    "SliceError", "Steps", "TemplateError", "TextError", "Timing", "TransportError", "TrustError",
+    "ModelFileError", "NetworkFronts", "NotEnoughMemory", "OnnxModel", "PictureError", "Pieces", "PlanChoice",
+    "PlanError", "PlanOptions", "RequestStream", "Response", "SamplingError", "SamplingParams", "ShowStep",
+    "SizeTooSmall", "SliceError", "Steps", "TemplateError", "TextError", "Timing", "TransportError", "TrustError",
     "UnknownTypeError", "Usage", "WeightsError", "WorkerError", "deploy", "deploy_onnx", "load", "pareto", "plan",
     "quantize", "write_page", "write_picture",
 ]  # fmt: skip

@@ -64,7 +64,9 @@ def run(args: argparse.Namespace) -> int:
         spaces, fleet = stack.enter_context(planning.spaces(args, axes))
         front = Front(spaces, axes, max_divergence=args.limit_divergence)
         if args.networks:
-            _write(args, front.over(args.networks, steps=ShownSteps("pareto")).to_json(), spaces)
+            from edge.planning.over_networks import NetworkFronts
+
+            _write(args, NetworkFronts(front, args.networks, ShownSteps("pareto")).to_json(), spaces)
             return 0
         stack.enter_context(grace(_WRITING_S))
         code = _measure(args, front, fleet)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edge.arguments import checked
 from edge.cluster.fleet import Fleet
@@ -19,9 +19,6 @@ from partition.plan.onnx_plan import OnnxPlan
 from partition.plan.plan import Plan
 from partition.predict.objectives import AXES, OBJECTIVES, searched
 from partition.predict.pareto import Point, judged, on_front
-
-if TYPE_CHECKING:
-    from edge.planning.over_networks import NetworkFronts
 
 FORMAT = "edge-pareto-1"
 
@@ -75,16 +72,6 @@ class Front:
             self.points, self.space_of, fleet, self.axes, most,
             fresh=fresh, steps=steps, measured=self.measured, errors=self.errors,
         )  # fmt: skip
-
-    def over(self, networks: Sequence[str], *, steps: Steps = SILENT) -> NetworkFronts:
-        """Plan again for each of several networks between the same devices, without measuring.
-
-        networks: names of presets ("lan", "wifi", "5g", "4g", "3g"), or RATE/DELAY such as "100mbit/20ms"; at most 8.
-        Raises PlanError for invalid networks.
-        """
-        from edge.planning.over_networks import NetworkFronts
-
-        return NetworkFronts(self, networks, steps)
 
     def to_json(self) -> dict[str, Any]:
         """Return the object of `edge pareto --json`: the inputs of planning, and all plans, front first."""

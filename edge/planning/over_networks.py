@@ -10,6 +10,7 @@ from typing import Any
 
 from devices.catalog import NETWORKS
 from devices.cluster_file import MAX_DELAY_MS
+from edge.arguments import checked
 from edge.planning.front import Front
 from edge.planning.moves import Move, MoveScan
 from edge.tasks import SILENT, Steps
@@ -148,10 +149,12 @@ class NetworkPlans:
 class NetworkFronts:
     """Fronts of one model on the same devices, one for each of several networks."""
 
+    @checked
     def __init__(self, front: Front, networks: Sequence[str], steps: Steps = SILENT) -> None:
         """Plan once for each network, and find where the best plans change.
 
-        The parameters are those of `Front.over`, and `front` has the measured devices.
+        front: its devices and options count; nothing is measured again.
+        networks: names of presets ("lan", "wifi", "5g", "4g", "3g"), or RATE/DELAY such as "100mbit/20ms"; at most 8.
         Raises PlanError for invalid networks.
         """
         chosen = networks_of(networks)
