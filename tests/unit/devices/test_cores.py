@@ -85,7 +85,7 @@ def test_no_more_layers_on_the_gpu_than_are_lent(layers: int | None, most: int |
     [
         (EngineOptions(), None, 7),
         (EngineOptions(gpu_layers=3), None, 7),  # as many as fit into what is lent
-        (EngineOptions(memory=1 << 30), None, None),  # of the machine: the processor computes
+        (EngineOptions(memory=1 << 30), None, 7),  # the other weights are in memory and on disk
         (EngineOptions(gpu_layers=0), None, None),
         (EngineOptions(), 0, None),
     ],

@@ -309,6 +309,7 @@ def test_what_a_plan_does_by_known_steps(engine: Engine, timed: Callable[..., Cl
 
 def test_a_step_takes_what_its_best_piece_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock().install(monkeypatch, microbenchmark)
+    monkeypatch.setattr(microbenchmark, "LostTimeMeter", lambda: SimpleNamespace(lost_s=lambda: 0.0))
     computed: list[tuple[int, int, bool]] = []
     rows = SimpleNamespace(
         capacity=64,
