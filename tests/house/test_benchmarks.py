@@ -30,6 +30,7 @@ SECTIONS = {
     "bench_gpu": (),  # needs a llama.cpp that was built for a GPU
     "bench_lora": (),
     "bench_mtp": ("one", "tensor", "stages", "paged"),
+    "bench_networks": (),
     "bench_new_user": (),
     "bench_paging": ("limit", "mmap", "keeps-up", "experts", "path"),
     "bench_phases": ("strong", "equal"),
@@ -96,6 +97,12 @@ def test_busy_plans() -> None:
     assert choices["margin"]["faster"] >= choices["edge"]["faster"] > 0
     if THOROUGH:
         assert all(row["auto_ms"] > 0 and row["alone_ms"] > 0 for row in result["load"]["rows"])
+
+
+def test_networks() -> None:
+    best = run("bench_networks")["best"]
+    assert set(best) == {"loop", "http", "grpc"}
+    assert all(row["throughput_per_s"] > 0 and row["latency_s"] > 0 for row in best.values())
 
 
 def test_survive() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from edge.cluster.failures import is_loss
-from edge.errors import EdgeError, Interrupted
+from edge.errors import EdgeError, EngineError, Interrupted, WorkerError
 from edge.onnx.engine import OnnxEngine
 from edge.onnx.samples import ANY_SHAPE, TYPES, Feeds, Input, Output
 from edge.onnx.signature import fit
@@ -231,7 +231,9 @@ class NetworkPipeline:
             try:
                 result = self._deployed.pipeline.run(work.feeds, self._deployed.wire)
             except Exception as own:
-                answer(work, own)
+                # A worker that could not compute these inputs reports it as this device would.
+                refused = isinstance(own, WorkerError) and own.error == EngineError.__name__
+                answer(work, EngineError(str(own)) if refused else own)
                 if is_loss(own):
                     raise
                 self._reopen()
