@@ -3,7 +3,7 @@
     python benchmarks/bench_networks.py [--model FILE] [--dim NAME=N ...] [--clients 8] [--rounds 5] [--json] [--tiny]
 
 Throughput is with so many clients that each send a request after the other; the loop calls ONNX Runtime in one thread.
-Latency is the median with one client. Clients send binary tensors over connections that stay open: raw HTTP, and gRPC.
+Latency is the median with one client. Clients send binary tensors over connections of their own.
 The sides take turns. The default model is a MobileNetV2 with random weights; other open dimensions than those of --dim
 are 1.
 """
@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,9 +59,12 @@ def measure(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
             "http": lambda: http_call(of_http, path.stem, feeds),
             "grpc": lambda: grpc_call(of_grpc, path.stem, feeds, stack),
         }
-        calls = {name: [maker() for _ in range(1 if name == "loop" else clients)] for name, maker in makers.items()}
-        sides = {name: (lambda several=several: figures(several, seconds)) for name, several in calls.items()}
-        rounds = alternate(sides, 1 if args.tiny else args.rounds)
+
+        def side(name: str) -> dict[str, float]:
+            """Connect anew, because the server closes idle connections."""
+            return figures([makers[name]() for _ in range(1 if name == "loop" else clients)], seconds)
+
+        rounds = alternate({name: partial(side, name) for name in makers}, 1 if args.tiny else args.rounds)
     return {"model": path.name, "clients": clients, "best": bests(rounds), "rounds": rounds}
 
 

@@ -280,3 +280,32 @@ def test_what_tls_cannot_use_is_said_in_one_line(pem: tuple[Path, Path], tmp_pat
         with pytest.raises(TrustError, match=why) as refused:
             check(options)
         assert "\n" not in str(refused.value)
+
+
+def test_small_parts_of_a_response_do_not_wait_for_acknowledgements() -> None:
+    """`serving` and `listeners` make sockets for which asyncio leaves Nagle's algorithm on."""
+    delays: list[bool] = []
+
+    async def app(_scope: Any, _receive: Any, send: Any) -> None:
+        its_socket = protocols[0].transport.get_extra_info("socket")
+        delays.append(not its_socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body"})
+
+    protocols: list[Any] = []
+
+    def protocol() -> asyncio.Protocol:
+        config = uvicorn.Config(app, lifespan="off", log_level="error")
+        protocols.append(connections.bounded_connections()(config, ServerState(), {}))  # type: ignore[call-arg]
+        return protocols[-1]
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        async with await loop.create_server(protocol, sock=socket.create_server(("127.0.0.1", 0))) as server:
+            reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+            writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            await reader.readuntil(b"\r\n\r\n")
+            writer.close()
+
+    asyncio.run(run())
+    assert delays == [False]

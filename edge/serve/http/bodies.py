@@ -187,6 +187,7 @@ class BodyRoom:
     def __init__(self, n_bytes: int) -> None:
         self.n_bytes = self._free = n_bytes
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._gives_back = False  # whether memory will be returned to the system soon
 
     async def take(self, n_bytes: int) -> None:
         """Reserve bytes once they are free. Raises HTTPException (503) if they are not free within ROOM_S."""
@@ -219,8 +220,13 @@ class BodyRoom:
         """Release reserved bytes. Once all are free, return the memory to the system."""
         self._free += n_bytes
         self._serve()
-        if self._free == self.n_bytes:
-            asyncio.get_running_loop().call_later(GIVE_BACK_S, give_back_memory)
+        if self._free == self.n_bytes and not self._gives_back:  # not after each of many quick requests
+            self._gives_back = True
+            asyncio.get_running_loop().call_later(GIVE_BACK_S, self._give_back)
+
+    def _give_back(self) -> None:
+        self._gives_back = False
+        give_back_memory()
 
     def _serve(self) -> None:
         while self._waiting and self._waiting[0][0] <= self._free:

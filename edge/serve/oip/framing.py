@@ -34,6 +34,10 @@ class InferRequest:
     binary: Mapping[str, bool] = field(default_factory=dict)  # whether an output is sent in binary, by name
     all_binary: bool = False  # whether other outputs are sent in binary
 
+    def is_binary(self, output: str) -> bool:
+        """Return True if an output is sent in binary."""
+        return self.binary.get(output, self.all_binary)
+
 
 @dataclass(frozen=True)
 class InferResponse:
@@ -125,7 +129,7 @@ def encoded(request: InferRequest, response: InferResponse) -> tuple[bytes, int 
     rows, binary = [], []
     for output in response.outputs:
         row: dict[str, Any] = {"name": output.name, "datatype": output.datatype, "shape": list(output.shape)}
-        if request.binary.get(output.name, request.all_binary):
+        if request.is_binary(output.name):
             row["parameters"] = {"binary_data_size": len(output.data)}
             binary.append(output.data)
         else:
