@@ -2,8 +2,8 @@
 
     python benchmarks/bench_networks.py [--model FILE] [--dim NAME=N ...] [--clients 8] [--rounds 5] [--json] [--tiny]
 
-Throughput is with so many clients that each send a request after the other; the loop calls ONNX Runtime in one thread.
-Latency is the median with one client. Clients send binary tensors over connections of their own.
+Throughput is that of --clients clients, each of which sends one request after the other. The loop calls ONNX Runtime in
+one thread. Latency is the median with one client. Clients send binary tensors over connections of their own.
 The sides take turns. The default model is a MobileNetV2 with random weights; other open dimensions than those of --dim
 are 1.
 """
