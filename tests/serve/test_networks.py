@@ -16,6 +16,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from edge.serve.app import create_app
+from edge.serve.oip import process
 from edge.serve.oip.config import NetworkConfig
 from edge.serve.oip.framing import HEADER
 from edge.serve.oip.networks import Networks
@@ -246,6 +247,18 @@ def test_a_disconnected_client_ends_its_run(served: Served) -> None:
     assert served.post("counting", counts(5)).json()["outputs"][0]["data"] == [5]
     until(lambda: not network.n_running, "the end of the request")
     assert served.pid("counting") == pid
+
+
+def test_a_process_that_hangs_is_replaced_and_its_request_answered(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served.post("counting", counts(1))
+    pid = served.pid("counting")
+    monkeypatch.setattr(process, "ANSWER_S", 5.0)
+    os.kill(pid, signal.SIGSTOP)
+    assert served.post("counting", counts(5)).json()["outputs"][0]["data"] == [5]
+    assert served.pid("counting") != pid
+    assert served.post("counting", counts(2)).json()["outputs"][0]["data"] == [2]
 
 
 def test_a_request_survives_the_end_of_the_process(served: Served) -> None:

@@ -18,6 +18,7 @@ from edge.serve.oip.messages import HEAD, frame, message_of, tensors_of
 from edge.serve.oip.tensors import Tensor
 
 LOAD_S = 3600.0  # maximum time to load a network; its stages may have to be sent to other devices
+ANSWER_S = 600.0  # maximum time for an answer, after which the process counts as hanging
 _RETRY_S = 5.0  # time after a failed load before the next request tries again
 
 Reply = tuple[Mapping[str, Any], list[Tensor]]  # message of the process, and the outputs in it
@@ -58,10 +59,18 @@ class _Child:
             raise self.ended
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._pending[number] = future
-        try:
+
+        async def answer() -> Reply:
             self._send({"id": number, "outputs": request.outputs}, request.inputs)
             await self._writer.drain()
             return await future
+
+        try:
+            return await asyncio.wait_for(answer(), ANSWER_S)
+        except asyncio.TimeoutError:
+            self._process.kill()
+            await asyncio.shield(self._listening)
+            raise _Crash(f"{self._name} did not answer in {ANSWER_S:g} s") from None
         except asyncio.CancelledError:
             self._send({"cancel": number})
             raise
