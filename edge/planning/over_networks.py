@@ -104,7 +104,7 @@ class NetworkPlans:
         return scans
 
     def to_json(self) -> dict[str, Any]:
-        """Return the entry of the network in `edge pareto --networks --json`."""
+        """Return the entry of the network in the JSON of `edge pareto` over networks."""
         link = self.network.link
         return {
             "name": self.network.name,
@@ -171,7 +171,7 @@ class NetworkFronts:
         return f"<edge.NetworkFronts of {self.plans[0].front.spaces[0].title}: {names}>"
 
     def to_json(self) -> dict[str, Any]:
-        """Return the object of `edge pareto --networks --json`."""
+        """Return the object that `edge pareto` over networks prints as JSON."""
         networks = [plans.to_json() for plans in self.plans]
         first = networks[0]["front"]
         same = {key: first[key] for key in ("kind", "model", "objectives", "concurrency", "devices", "notes")}
