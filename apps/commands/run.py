@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,9 +19,11 @@ from quant.text import counted, number_text
 
 if TYPE_CHECKING:
     from edge.onnx.bench import Flow, FlowSpeed
+    from edge.onnx.engine import OnnxEngine
     from edge.onnx.images import Scaling
     from edge.onnx.inputs import ReadInputs
     from edge.onnx.outputs import TopClasses
+    from edge.onnx.paged import PagedNetwork
     from edge.onnx.samples import Feeds
     from partition.plan.onnx_plan import OnnxPlan
 
@@ -82,8 +84,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _here(args: argparse.Namespace, scaling: Scaling | None) -> RunResult:
     """Run the model on this device alone: one engine computes one input at a time, with all its threads."""
-    from edge.llama.interrupt import interrupt_stops
-    from edge.onnx.bench import sequential
     from edge.onnx.engine import OnnxEngine
     from edge.onnx.inputs import read
 
@@ -92,25 +92,11 @@ def _here(args: argparse.Namespace, scaling: Scaling | None) -> RunResult:
     with OnnxEngine(Path(args.model), args.threads, args.provider, dims=dict(args.dim), outputs=args.outputs) as engine:
         if args.output is not None:
             check_output(Path(args.output), engine.files, args.force)  # external files with weights count as sources
-        inputs = read(engine.inputs, args.input, scaling)
-        with interrupt_stops(engine):
-            outputs = engine.run(inputs.feeds)
-            speed = _measure(sequential(engine.run), inputs.feeds, args.repeats, 1) if args.repeats else None
-        about = {
-            "provider": engine.provider,
-            "fell_back_from": list(engine.fell_back_from),
-            "threads": engine.threads,
-            "stages": None,
-        }
-        rows = [("provider", f"{engine.provider}, {counted(engine.threads, 'thread')}")]
-        fallbacks = [f"{provider}; what runs is {engine.provider}" for provider in engine.fell_back_from]
-        return RunResult(inputs, outputs, speed, about, rows, fallbacks)
+        return _run_engine(args, engine, read(engine.inputs, args.input, scaling))
 
 
 def _within_memory(args: argparse.Namespace, scaling: Scaling | None) -> RunResult:
     """Run the model on this device within a memory budget."""
-    from edge.llama.interrupt import interrupt_stops
-    from edge.onnx.bench import sequential
     from edge.onnx.inputs import read
     from edge.onnx.lean import load_lean
     from edge.onnx.model import declared_inputs
@@ -121,15 +107,30 @@ def _within_memory(args: argparse.Namespace, scaling: Scaling | None) -> RunResu
     if args.output is not None:
         check_output(Path(args.output), [lean.file.path, *lean.file.data_files], args.force)
     inputs = read(with_dims(declared_inputs(lean.file), dims), args.input, scaling)
-    with (
-        PagedNetwork(lean, args.memory, args.threads, dims=dims, outputs=args.outputs, feeds=inputs.feeds) as network,
-        interrupt_stops(network),
-    ):
-        outputs = network.run(inputs.feeds)
-        speed = _measure(sequential(network.run), inputs.feeds, args.repeats, 1) if args.repeats else None
-        about = {"provider": "cpu", "fell_back_from": [], "threads": network.threads, "stages": None}
-        rows = [("provider", f"cpu, {counted(network.threads, 'thread')}"), ("memory", network.describe())]
-        return RunResult(inputs, outputs, speed, about | network.to_json(), rows)
+    paged = PagedNetwork(lean, args.memory, args.threads, dims=dims, outputs=args.outputs, feeds=inputs.feeds)
+    with paged as network:
+        result = _run_engine(args, network, inputs)
+        memory = [("memory", network.describe())]
+        return replace(result, about={**result.about, **network.to_json()}, rows=[*result.rows, *memory])
+
+
+def _run_engine(args: argparse.Namespace, engine: OnnxEngine | PagedNetwork, inputs: ReadInputs) -> RunResult:
+    """Run a loaded model, and measure it."""
+    from edge.llama.interrupt import interrupt_stops
+    from edge.onnx.bench import sequential
+
+    with interrupt_stops(engine):
+        outputs = engine.run(inputs.feeds)
+        speed = _measure(sequential(engine.run), inputs.feeds, args.repeats, 1) if args.repeats else None
+    about = {
+        "provider": engine.provider,
+        "fell_back_from": list(engine.fell_back_from),
+        "threads": engine.threads,
+        "stages": None,
+    }
+    rows = [("provider", f"{engine.provider}, {counted(engine.threads, 'thread')}")]
+    fallbacks = [f"{provider}; what runs is {engine.provider}" for provider in engine.fell_back_from]
+    return RunResult(inputs, outputs, speed, about, rows, fallbacks)
 
 
 def _there(args: argparse.Namespace, scaling: Scaling | None, devices: distributed.Devices[OnnxPlan]) -> RunResult:

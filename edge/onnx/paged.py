@@ -99,8 +99,8 @@ class PagedNetwork(Closing):
         give_back_memory()
         room = self.memory - own_rss() - _MARGIN - sum(needed.values())
         self._parts = list(self._cut(lean, graph, list(_merged(lean, graph, bounds, room // _PARTS))))
-        self.parts = {"runtime": own_rss() + _MARGIN, **needed}
-        room = self.memory - sum(self.parts.values())
+        self.uses = {"runtime": own_rss() + _MARGIN, **needed}  # bytes of memory by use
+        room = self.memory - sum(self.uses.values())
         sizes = {i: n_bytes(part.weights) for i, part in enumerate(self._parts) if part.weights}
         streamed = share_out(sizes, room)
         if streamed is None:
@@ -108,12 +108,12 @@ class PagedNetwork(Closing):
         self.streamed = streamed
         self._streamed_bytes = sum(sizes[i] for i in streamed)
         resident, slot_bytes = sum(sizes.values()) - self._streamed_bytes, max((sizes[i] for i in streamed), default=0)
-        self.parts |= {"resident weights": resident, "two buffers": SLOTS * slot_bytes}
+        self.uses |= {"resident weights": resident, "two buffers": SLOTS * slot_bytes}
         self._weights = PartWeights([part.weights for part in self._parts], streamed, self._closing)
 
     def _too_little(self, weights: int) -> NotEnoughMemory:
         """Return the error for a budget that lacks memory for this many bytes of weights."""
-        parts = self.parts | {"weights": weights}
+        parts = self.uses | {"weights": weights}
         least = -(-sum(parts.values()) // _MIB)
         words = ", ".join(f"{name} {n / _MIB:,.0f}" for name, n in parts.items())
         error = NotEnoughMemory(
@@ -165,19 +165,19 @@ class PagedNetwork(Closing):
 
     def describe(self) -> str:
         """Return a line about the memory and the bytes that every run reads."""
-        parts = ", ".join(f"{name} {bytes_text(n)}" for name, n in self.parts.items() if n)
+        parts = ", ".join(f"{name} {bytes_text(n)}" for name, n in self.uses.items() if n)
         read = f"; {bytes_text(self._streamed_bytes)} of weights are read in every run" if self._streamed_bytes else ""
-        return f"{bytes_text(sum(self.parts.values()))} of {bytes_text(self.memory)}: {parts}{read}"
+        return f"{bytes_text(sum(self.uses.values()))} of {bytes_text(self.memory)}: {parts}{read}"
 
     def to_json(self) -> dict[str, Any]:
         """Return the keys `memory` and `paging` of `edge run --json`."""
-        total = sum(self.parts.values())
+        total = sum(self.uses.values())
         return {
-            "memory": {"budget_bytes": self.memory, "total_bytes": total, "parts": dict(self.parts)},
+            "memory": {"budget_bytes": self.memory, "total_bytes": total, "parts": dict(self.uses)},
             "paging": {
                 "parts": len(self._parts),
                 "streamed_parts": len(self.streamed),
-                "resident_bytes": self.parts["resident weights"],
+                "resident_bytes": self.uses["resident weights"],
                 "streamed_bytes": self._streamed_bytes,
             },
         }

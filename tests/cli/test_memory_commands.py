@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -64,6 +64,23 @@ def group_of(n_bytes: int) -> Iterator[CountedGroup]:
         assert 0 < report["max_usage_bytes"] <= n_bytes
 
 
+def in_group(
+    group: CountedGroup, module: str, *words: str | Path, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a module as a command in a control group."""
+    return subprocess.run(
+        [sys.executable, "-m", module, *map(str, words)],
+        cwd=ROOT,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        preexec_fn=group.add,
+        check=False,
+    )
+
+
 def words(command: str, model: Path, folder: Path) -> list[str | Path]:
     """A command line without its budget, that does all it does, and little of it."""
     return {  # type: ignore[return-value]
@@ -90,17 +107,8 @@ def test_a_command_lives_in_a_group_as_large_as_its_budget(tmp_path: Path, model
     with group_of(mib * MIB) as group:
         line = [*words(command, model, tmp_path), "--memory", f"{mib}MiB"]
         line += ["--json"] if command in ("chat", "bench") else []
-        done = subprocess.run(
-            [sys.executable, "-m", BRIEF if command in ("pareto", "plan") else "apps.cli", *line],
-            cwd=ROOT,
-            env={**os.environ, **env},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-            preexec_fn=group.add,
-            check=False,
-        )
+        module = BRIEF if command in ("pareto", "plan") else "apps.cli"
+        done = in_group(group, module, *line, env={**os.environ, **env})
         assert done.returncode == 0, done.stderr
     if command == "bench":
         said = json.loads(done.stdout)
@@ -140,16 +148,7 @@ def test_a_network_larger_than_its_budget(tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", x=np.ones((1, 1024), np.float32))
     line = ["--input", str(tmp_path / "x.npz"), "--memory", "150MiB", "--repeats", "2", *ONE_THREAD, "--json"]
     with group_of(150 * MIB) as group:
-        done = subprocess.run(
-            [sys.executable, "-m", "apps.cli", "run", str(network), *line],
-            cwd=ROOT,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-            preexec_fn=group.add,
-            check=False,
-        )
+        done = in_group(group, "apps.cli", "run", network, *line)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert result["memory"]["total_bytes"] <= result["memory"]["budget_bytes"] == 150 * MIB

@@ -12,7 +12,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
 from devices.files import remove_temporary
@@ -22,8 +22,8 @@ from edge.serve.engine.loop import ServingLoop
 from edge.serve.engine.memory import follow_share
 from edge.serve.engine.threads import POOLED, Threads
 from edge.serve.messages import MOST_LINE_BYTES, error_json
+from edge.serve.remote_steps import RemoteSteps
 from edge.speculate.factory import speculation
-from edge.tasks import ShowStep, Steps
 from edge.weights.elastic.signals import ignore_memory_signals
 
 # Size of a large request. Memory used to prepare such a request is returned to the system.
@@ -59,21 +59,6 @@ def _message(line: bytes) -> dict[str, Any]:
     return {**json.loads(line), "is_large": len(line) > _LARGE_BYTES}
 
 
-class _RemoteSteps(Steps):
-    """Progress of loading, sent to the server."""
-
-    def __init__(self, control: Control) -> None:
-        self._control = control
-
-    @contextmanager
-    def step(self, label: str, total: float | None = None, unit: str = "bytes") -> Iterator[ShowStep]:
-        self._control.send({"say": label})
-        yield lambda n, total=None, what="": None
-
-    def say(self, line: str) -> None:
-        self._control.send({"say": line})
-
-
 def main() -> int:
     """Serve until the server ends. Return the exit code."""
     parser = argparse.ArgumentParser()
@@ -81,7 +66,7 @@ def main() -> int:
     ignore_memory_signals()
     control = Control(socket.socket(fileno=parser.parse_args().control))
     messages = control.lines()
-    steps = _RemoteSteps(control)
+    steps = RemoteSteps(control.send)
     try:
         first = next(messages)
         config = EngineConfig.from_json(first["config"])

@@ -11,8 +11,7 @@ import os
 import queue
 import socket
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,13 +22,12 @@ from edge.serve.messages import error_json
 from edge.serve.oip.computing import Computing, opened
 from edge.serve.oip.config import NetworkConfig
 from edge.serve.oip.messages import HEAD, frame, message_of, tensors_of
-from edge.serve.oip.tensors import NUMPY, Tensor, packed_texts
+from edge.serve.oip.tensors import DATATYPES, NUMPY, Tensor, packed_texts
 from edge.serve.oip.works import Timing, Work, Works
-from edge.tasks import ShowStep, Steps
+from edge.serve.remote_steps import RemoteSteps
 from edge.weights.elastic.signals import ignore_memory_signals
 
 _NO_TIME = Timing()
-_DATATYPES = {name: datatype for datatype, name in NUMPY.items()}  # by numpy's name
 
 
 class Control:
@@ -81,21 +79,6 @@ class Control:
                 return
 
 
-class _RemoteSteps(Steps):
-    """Progress of loading, sent to the server."""
-
-    def __init__(self, control: Control) -> None:
-        self._control = control
-
-    @contextmanager
-    def step(self, label: str, total: float | None = None, unit: str = "bytes") -> Iterator[ShowStep]:
-        self._control.send({"say": label})
-        yield lambda n, total=None, what="": None
-
-    def say(self, line: str) -> None:
-        self._control.send({"say": line})
-
-
 def main() -> int:
     """Serve until the server ends. Return the exit code."""
     parser = argparse.ArgumentParser()
@@ -106,7 +89,7 @@ def main() -> int:
         first = control.receive()
         if first is None:
             return 0
-        network = opened(NetworkConfig.from_json(first[0]["config"]), _RemoteSteps(control))
+        network = opened(NetworkConfig.from_json(first[0]["config"]), RemoteSteps(control.send))
         control.send({"ready": network.about()})
         works = Works()
         threading.Thread(target=_read, args=(control, works, network), name="control", daemon=True).start()
@@ -151,7 +134,7 @@ def _tensor(name: str, outputs: Feeds) -> Tensor:
     if array.dtype.kind == "U":
         return Tensor(name, "BYTES", array.shape, packed_texts(array.ravel().tolist()))
     plain = np.ascontiguousarray(array).reshape(array.shape)
-    return Tensor(name, _DATATYPES[array.dtype.name], array.shape, plain.reshape(-1).view(np.uint8).data)
+    return Tensor(name, DATATYPES[array.dtype.name], array.shape, plain.reshape(-1).view(np.uint8).data)
 
 
 def _read(control: Control, works: Works, network: Computing) -> None:

@@ -18,11 +18,10 @@ from edge.onnx.samples import ANY_SHAPE, TYPES, Feeds, Input, Output
 from edge.onnx.signature import fit
 from edge.serve.oip.config import NetworkConfig
 from edge.serve.oip.rows import RowTest, divided, joined
-from edge.serve.oip.tensors import BYTES, NUMPY, OPEN
+from edge.serve.oip.tensors import BYTES, DATATYPES, OPEN
 from edge.serve.oip.works import MOST_ROWS, Timing, Work, Works
 from edge.tasks import Steps
 
-_DATATYPES = {name: datatype for datatype, name in NUMPY.items()}  # by numpy's name
 _WAITING_STAGES = 2  # inputs in flight for each device of a pipeline
 
 
@@ -257,7 +256,7 @@ def signature_json(inputs: Sequence[Input], outputs: Sequence[Output]) -> dict[s
 
 
 def _declared(tensor: Input | Output) -> list[Any]:
-    datatype = _DATATYPES[TYPES[tensor.type]] if tensor.type in TYPES else BYTES
+    datatype = DATATYPES[TYPES[tensor.type]] if tensor.type in TYPES else BYTES
     if not tensor.type.startswith("tensor("):  # maps of a ZipMap become a matrix
         datatype = "FP32"
     if tensor.shape == ANY_SHAPE:

@@ -25,6 +25,7 @@ CODES = {
 SIZES = {"BOOL": 1, "FP16": 2} | {name: array(code).itemsize for name, code in CODES.items()}  # bytes of an element
 NUMPY = {"BOOL": "bool", "FP16": "float16", "FP32": "float32", "FP64": "float64"}
 NUMPY |= {name: name.lower() for name in CODES if "INT" in name}  # numpy's names of the datatypes
+DATATYPES = {name: datatype for datatype, name in NUMPY.items()}  # by numpy's name
 MOST_DIMS = 64  # limit of dimensions, as in numpy
 OPEN = -1  # size of an open dimension in metadata
 

@@ -90,7 +90,7 @@ def budgets(path: Path) -> Iterator[int]:
     smallest = least(path)
     with opened(path, 1 << 40) as network:
         assert not network.streamed
-        largest = sum(network.parts.values())
+        largest = sum(network.uses.values())
     for part in (0.0, 0.2, 0.6, 1.0):
         yield smallest + round(part * max(0, largest - smallest))
 
@@ -112,7 +112,7 @@ def test_outputs_are_those_of_the_whole_network(path: Path, external: bool, tmp_
     with OnnxEngine(path, 1) as whole:
         for memory in budgets(path):
             with opened(path, memory) as network:
-                assert sum(network.parts.values()) <= memory
+                assert sum(network.uses.values()) <= memory
                 streamed.append(len(network.streamed))
                 for batch, seed in ((1, 0), (3, 1), (1, 2), (1, 2)):
                     feeds = sample(whole, batch, seed)
