@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from edge.errors import EngineError
+from edge.llama import ggml, llama
 from edge.weights import budgets
 from edge.weights.budgets import Budgets, chosen_budgets
 from edge.weights.gpu_layers import SPARE_BYTES
@@ -22,9 +23,9 @@ def _machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """10 GiB are free, and 4 GiB of a GPU besides the spare bytes. There is a second GPU."""
     monkeypatch.setattr(budgets, "available_memory", lambda: FREE)
     monkeypatch.setattr(budgets, "own_rss", lambda: OWN)
-    monkeypatch.setattr(budgets.llama, "has_gpu", lambda: True)
-    monkeypatch.setattr(budgets.ggml, "gpu_devices", lambda: [7, 8])
-    monkeypatch.setattr(budgets.ggml, "gpu_free_bytes", lambda gpus: {(7,): ON_GPU + SPARE_BYTES}[tuple(gpus)])
+    monkeypatch.setattr(llama, "has_gpu", lambda: True)
+    monkeypatch.setattr(ggml, "gpu_devices", lambda: [7, 8])
+    monkeypatch.setattr(ggml, "gpu_free_bytes", lambda gpus: {(7,): ON_GPU + SPARE_BYTES}[tuple(gpus)])
 
 
 def chosen(n_bytes: int, experts: int = 0, **options: Any) -> Budgets:
@@ -55,7 +56,7 @@ def test_experts_that_do_not_fit_on_the_gpu_stay_in_memory() -> None:
 
 
 def test_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(budgets.llama, "has_gpu", lambda: False)
+    monkeypatch.setattr(llama, "has_gpu", lambda: False)
     assert chosen(FREE, experts=8) == Budgets(None, None)
     assert chosen(FREE + 1, experts=8) == Budgets(AUTOMATIC, None, is_own_choice=True)
     with pytest.raises(EngineError, match="finds no GPU"):
