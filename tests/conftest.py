@@ -28,7 +28,7 @@ import pytest
 from hypothesis import settings
 
 from apps.show import progress
-from devices.paths import state_folder
+from devices.paths import cache_folder, state_folder
 from devices.processes.forking import available
 from edge.cluster import session
 from edge.errors import EdgeError
@@ -102,6 +102,10 @@ def _garbage_is_looked_for_in_what_a_file_makes() -> Iterator[None]:
 # What a person has kept is neither used nor changed; processes that tests start look here, too.
 _STATE = tempfile.TemporaryDirectory(prefix="edge-tests-")
 os.environ["XDG_STATE_HOME"] = _STATE.name
+if "PYTEST_XDIST_WORKER" not in os.environ:  # the processes of pytest-xdist share the caches
+    os.environ.setdefault("PIP_CACHE_DIR", str(cache_folder().parent / "pip"))
+    os.environ["XDG_CACHE_HOME"] = str(Path(_STATE.name) / "cache")
+    os.environ["HF_HOME"] = str(Path(_STATE.name) / "huggingface")
 
 # Where a test keeps what it caches elsewhere, matplotlib would list all fonts of the system anew.
 os.environ.setdefault("MPLCONFIGDIR", str(Path(_STATE.name) / "matplotlib"))
