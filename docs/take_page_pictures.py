@@ -57,7 +57,7 @@ def main() -> None:
         with served(workers=addresses, parallel="pipeline", insecure=True) as address:
             page.look(360, 700, dark=True, zoom=2)
             ask(page, address, QUESTIONS[:1])
-            page.value("location.hash = '#cluster'")
+            page.value("location.hash = '#devices'")
             page.wait_for("document.querySelectorAll('.devices li').length === 3")
             page.picture(HERE / "serve-phone.png")
         take_computing_page(page, folder)

@@ -293,11 +293,16 @@ def test_the_key_is_asked_for_once_and_kept_for_the_tab_alone(chromium: Page) ->
         chromium.open("about:blank")
 
 
-def test_the_cluster_is_shown_and_its_plan_changed_with_keys(page: Page, models: ScriptedModels) -> None:
+def test_former_address_of_the_cluster_shows_the_devices(page: Page) -> None:
     page.value("location.hash = '#cluster'")
     page.wait_for("document.querySelector('.model h2')?.textContent === 'scripted'")
-    page.wait_for("document.querySelectorAll('.point').length > 2")
+    assert page.value("document.getElementById('to-devices').ariaCurrent") == "page"
     assert "tokens generated" in page.value("document.querySelector('.counters').textContent")
+
+
+def test_plan_of_the_front_is_changed_with_keys(page: Page, models: ScriptedModels) -> None:
+    page.value("location.hash = '#models'")
+    page.wait_for("document.querySelectorAll('.point').length > 2")
     first = page.value("document.querySelector('#plan h3').textContent")
     page.value("document.getElementById('plot').focus()")
     page.press("End")
@@ -313,8 +318,7 @@ def test_without_a_front_there_are_no_plans_to_choose_from(chromium: Page) -> No
     with serving(create_app(ScriptedModels(), ServeOptions())) as address:
         chromium.open(f"{address}/")
         chromium.complaints.clear()
-        chromium.open(f"{address}/#cluster")
-        chromium.wait_for("document.querySelector('.model h2')?.textContent === 'scripted'")
+        chromium.open(f"{address}/#models")
         request = "performance.getEntriesByType('resource').some(one => one.name.endsWith('/v1/front'))"
         chromium.wait_for(request)
         assert chromium.value("document.getElementById('front').hidden") is True
@@ -322,7 +326,7 @@ def test_without_a_front_there_are_no_plans_to_choose_from(chromium: Page) -> No
         chromium.open("about:blank")
 
 
-@pytest.mark.parametrize("view", ["chat", "cluster"])
+@pytest.mark.parametrize("view", ["chat", "devices", "models"])
 @pytest.mark.parametrize("dark", [False, True])
 def test_nothing_is_wider_than_a_phone(page: Page, models: ScriptedModels, view: str, dark: bool) -> None:
     models.scripted.says = f"{'x' * 300}\n\n```\n{'y' * 300}\n```\n\n|{'a|' * 30}\n|{'-|' * 30}\n"
@@ -331,7 +335,7 @@ def test_nothing_is_wider_than_a_phone(page: Page, models: ScriptedModels, view:
     page.look(360, 740, dark=dark)
     page.value(f"location.hash = '#{view}'")
     page.wait_for(f"!document.getElementById('{view}').hidden")
-    wide = "[document.documentElement, document.getElementById('scroll'), document.getElementById('cluster')]"
+    wide = "[document.documentElement, document.getElementById('scroll'), ...document.querySelectorAll('.view')]"
     assert page.value(f"{wide}.every(one => one.scrollWidth <= one.clientWidth)")
     ground, text = page.value(
         "[getComputedStyle(document.body).backgroundColor, getComputedStyle(document.body).color]"

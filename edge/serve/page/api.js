@@ -23,6 +23,24 @@ export async function post(path, value, patience_ms = PATIENCE_MS) {
   return text ? JSON.parse(text) : {};
 }
 
+/** Delete a path and return the JSON of the response. Throws ApiError. */
+export async function remove(path) {
+  const response = await request(path, {method: "DELETE", signal: AbortSignal.timeout(PATIENCE_MS)});
+  const text = await response.text();
+  return text ? JSON.parse(text) : {};
+}
+
+/** Post a value to a path and yield the objects of the response, one per line. `signal` aborts it. Throws ApiError. */
+export async function* lines(path, value, signal) {
+  const response = await request(path, {...asJson(value), signal});
+  for await (const line of textLines(response.body)) {
+    if (!line.trim()) continue;
+    const message = JSON.parse(line);
+    if (message.error) throw new ApiError(said(message) || "The server could not finish.", response.status);
+    yield message;
+  }
+}
+
 /** Yield the events of a streamed answer as objects, until its end event. `signal` aborts it. Throws ApiError. */
 export async function* stream(path, value, signal) {
   const response = await request(path, {...asJson(value), signal});
@@ -39,25 +57,32 @@ export async function* stream(path, value, signal) {
 }
 
 async function* serverSentEvents(body) {
+  let name = "", data = [];
+  for await (const line of textLines(body)) {
+    if (line === "") {
+      if (data.length) yield {name, data: data.join("\n")};
+      [name, data] = ["", []];
+    } else if (line.startsWith("data:")) {
+      data.push(line.slice(5).replace(/^ /, ""));
+    } else if (line.startsWith("event:")) {
+      name = line.slice(6).trim();
+    }  // ignore comments, which keep the connection open, and unused fields
+  }
+}
+
+// Yield the lines of a body. The last line may lack its line break.
+async function* textLines(body) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
-  let rest = "", name = "", data = [];
+  let rest = "";
   try {
     for (;;) {
       const {value, done} = await reader.read();
-      if (done) return;
+      if (done) break;
       const lines = (rest + value).split(/\r\n|\n|\r(?!$)/);
       rest = lines.pop();
-      for (const line of lines) {
-        if (line === "") {
-          if (data.length) yield {name, data: data.join("\n")};
-          [name, data] = ["", []];
-        } else if (line.startsWith("data:")) {
-          data.push(line.slice(5).replace(/^ /, ""));
-        } else if (line.startsWith("event:")) {
-          name = line.slice(6).trim();
-        }  // ignore comments, which keep the connection open, and unused fields
-      }
+      yield* lines;
     }
+    if (rest) yield rest;
   } finally {
     reader.cancel().catch(() => {});  // closes the connection, so that the server stops
   }

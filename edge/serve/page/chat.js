@@ -35,6 +35,12 @@ export function start() {
   open(chat);
 }
 
+/** Begin to refresh the view, because it is visible. */
+export function look() {}
+
+/** Stop refreshing the view. */
+export function lookAway() {}
+
 /** Show another chat and stop the current answer. */
 export function open(other) {
   stop();

@@ -24,7 +24,7 @@ export async function load() {
     ofModel = front.model ?? null;
   } catch (error) {
     points = [];
-    if (error.status !== 404) $("polling").textContent = error.message;
+    if (error.status !== 404) $("models-notice").textContent = error.message;
   }
   $("front").hidden = !points.length;
   if (!points.length) return;

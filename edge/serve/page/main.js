@@ -1,26 +1,32 @@
-// Entry point of the page: its two views and their common parts.
+// Entry point of the page: its three views and their common parts.
 
 import {get} from "./api.js";
 import * as chat from "./chat.js";
-import * as cluster from "./cluster.js";
+import * as devices from "./devices.js";
 import {$, make} from "./dom.js";
+import * as models from "./models.js";
 import * as settings from "./settings.js";
 
+const VIEWS = {chat, devices, models};
+const NAMES = {"#cluster": "devices"};  // former addresses
+
 function view() {
-  const seen = location.hash === "#cluster" ? "cluster" : "chat";
-  for (const name of ["chat", "cluster"]) {
+  const seen = NAMES[location.hash] || (location.hash.slice(1) in VIEWS ? location.hash.slice(1) : "chat");
+  for (const name of Object.keys(VIEWS)) {
     $(name).hidden = name !== seen;
     if (name === seen) $(`to-${name}`).setAttribute("aria-current", "page");
     else $(`to-${name}`).removeAttribute("aria-current");
   }
-  document.title = seen === "chat" ? "edge" : "edge: cluster";
+  document.title = seen === "chat" ? "edge" : `edge: ${seen}`;
   watch();
 }
 
-// The cluster view is refreshed only while it is visible.
+// A view is refreshed only while it is visible.
 function watch() {
-  if (!$("cluster").hidden && document.visibilityState === "visible") cluster.look();
-  else cluster.lookAway();
+  for (const [name, {look, lookAway}] of Object.entries(VIEWS)) {
+    if (!$(name).hidden && document.visibilityState === "visible") look();
+    else lookAway();
+  }
 }
 
 async function welcome() {
@@ -45,6 +51,6 @@ addEventListener("hashchange", view);
 document.addEventListener("visibilitychange", watch);
 $("model").addEventListener("change", welcome);
 settings.start(chat);
-chat.start();
+for (const {start} of Object.values(VIEWS)) start();
 view();
 welcome();

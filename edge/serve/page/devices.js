@@ -1,47 +1,27 @@
-// State of the models and devices, refreshed every second while it is visible.
+// The devices view.
 
-import {get} from "./api.js";
 import {$, bytes, count, digits, draw, make, plural} from "./dom.js";
-import * as front from "./front.js";
 import {LineChart} from "./line_chart.js";
+import {Poll} from "./poll.js";
 
-const EVERY_MS = 1000;
 const LATEST = 10;     // lines about what happened
 
-let timer = null;      // timer of the next request; null while the view is hidden
-let looking = false;
 const shown = new Map();  // ModelView by model name
+const poll = new Poll(({models}) => show(models), complain);
 
-/** Start to refresh the view. */
-export function look() {
-  if (looking) return;
-  looking = true;
-  front.load();
-  poll();
-}
+/** Install the event handlers. */
+export function start() {}
+
+/** Begin to refresh the view, because it is visible. */
+export function look() { poll.look(); }
 
 /** Stop refreshing the view. */
-export function lookAway() {
-  looking = false;
-  clearTimeout(timer);
-}
+export function lookAway() { poll.lookAway(); }
 
-async function poll() {
-  clearTimeout(timer);
-  try {
-    const {models} = await get("v1/cluster");
-    if (!looking) return;
-    $("polling").textContent = models.length ? "" : "No model is loaded. A question in the chat loads one.";
-    show(models);
-    front.setModels(models);
-  } catch (error) {
-    $("polling").textContent = `${error.message} The view below shows the last known state.`;
-    if (error.status === 401) return lookAway();  // the user entered no key; opening the view asks again
-  }
-  if (looking) timer = setTimeout(poll, EVERY_MS);
-}
+function complain(text) { $("devices-notice").textContent = text; }
 
 function show(models) {
+  if (!models.length) complain("No model is loaded. A question in the chat loads one.");
   const names = new Set(models.map(status => status.model.name));
   for (const [name, view] of shown) {
     if (!names.has(name)) { view.element.remove(); shown.delete(name); }
@@ -50,7 +30,7 @@ function show(models) {
     const name = status.model.name;
     if (!shown.has(name)) {
       shown.set(name, new ModelView());
-      $("models").append(shown.get(name).element);
+      $("running").append(shown.get(name).element);
     }
     shown.get(name).show(status);
   }

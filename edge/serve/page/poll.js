@@ -1,0 +1,45 @@
+// The state of the server, refreshed every second while a view is visible.
+
+import {get} from "./api.js";
+
+const EVERY_MS = 1000;
+
+/** Polls GET /v1/cluster for a view. `show` is called with each answer, and `complain` with a text that says why the
+ * last answer is old, or with "". */
+export class Poll {
+  constructor(show, complain) {
+    this.show = show;
+    this.complain = complain;
+    this.looking = false;
+    this.timer = null;
+  }
+
+  /** Begin to poll. */
+  look() {
+    if (this.looking) return;
+    this.looking = true;
+    this.ask();
+  }
+
+  /** Stop polling. */
+  lookAway() {
+    this.looking = false;
+    clearTimeout(this.timer);
+  }
+
+  /** Poll now, for example after a change. */
+  async ask() {
+    clearTimeout(this.timer);
+    try {
+      const state = await get("v1/cluster");
+      if (!this.looking) return;
+      this.complain("");
+      this.show(state);
+    } catch (error) {
+      this.complain(`${error.message} The view below shows the last known state.`);
+      if (error.status === 401) return this.lookAway();  // the user entered no key; opening the view asks again
+    }
+    clearTimeout(this.timer);
+    if (this.looking) this.timer = setTimeout(() => this.ask(), EVERY_MS);
+  }
+}
