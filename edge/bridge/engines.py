@@ -34,7 +34,9 @@ class Engines:
 
     async def open(self) -> None:
         """Accept connections. Raises OSError if that is not possible."""
-        self._server = await asyncio.start_unix_server(self._serve, self._door)
+        opening = self._door.with_suffix(".opening")
+        self._server = await asyncio.start_unix_server(self._serve, opening)
+        opening.rename(self._door)  # a process that sees the door can connect
 
     def close(self) -> None:
         """End all connections."""
