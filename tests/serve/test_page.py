@@ -174,7 +174,7 @@ def test_escape_stops_an_answer_at_the_server_too(page: Page, models: ScriptedMo
     assert models.scripted.answers[-1].cancelled.is_set()
 
 
-def test_retry_and_edit_replace_what_was(page: Page, models: ScriptedModels) -> None:
+def test_retry_and_edit_keep_the_former_versions(page: Page, models: ScriptedModels) -> None:
     ask(page, "First")
     answered(page)
     models.scripted.says = "Another."
@@ -192,11 +192,36 @@ def test_retry_and_edit_replace_what_was(page: Page, models: ScriptedModels) -> 
     ask(page, "Second")
     answered(page, 2)
     assert [item["content"] for item in requests(models)] == ["First of all", "Another.", "Second"]
+    assert shown(page) == ["First of all", "Another.", "Second", "Another."]
+    press(page, "Earlier version")  # the first question is a branch of its own, with two answers
+    assert shown(page) == ["First", "Another."]
+    press(page, "Earlier version")
+    assert shown(page) == ["First", "Hello there."]
+    assert page.value("document.activeElement.ariaLabel") == "Later version"  # the earlier one is the first
+    page.value("location.reload()")
+    page.wait_for("document.querySelectorAll('.answer').length === 1")
+    assert shown(page) == ["First", "Hello there."]
+    ask(page, "Third")
+    answered(page, 2)
+    assert [item["content"] for item in requests(models)] == ["First", "Hello there.", "Third"]
+
+
+def shown(page: Page) -> Any:
+    """The texts of the messages that are seen."""
+    return page.value("[...document.querySelectorAll('.question > p, .answer > .text')].map(one => one.textContent)")
+
+
+def press(page: Page, label: str) -> None:
+    """Press the last button with this name."""
+    page.value(f"[...document.querySelectorAll('[aria-label={json.dumps(label)}]')].at(-1).focus()")
+    page.value("document.activeElement.click()")
 
 
 def test_lines_system_prompt_and_limits_reach_the_model(page: Page, models: ScriptedModels) -> None:
     click(page, "Settings")
-    for field, value in (("system", "Be brief."), ("temperature", "0"), ("max-tokens", "5")):
+    fields = {"system": "Be brief.", "temperature": "0", "top-p": "0.9", "top-k": "40", "min-p": "0.1",
+              "repeat-penalty": "1.1", "seed": "7", "max-tokens": "5", "stop-texts": "END\\n"}  # fmt: skip
+    for field, value in fields.items():
         page.value(f"document.getElementById('{field}').select()")
         page.value(f"document.getElementById('{field}').focus()")
         page.type(value)
@@ -213,7 +238,9 @@ def test_lines_system_prompt_and_limits_reach_the_model(page: Page, models: Scri
         ("user", "one\ntwo"),
     ]
     assert models.scripted.requests[-1].max_tokens == 5
-    assert models.scripted.requests[-1].sampling["temperature"] == 0
+    assert models.scripted.requests[-1].sampling == {
+        "temperature": 0, "top_p": 0.9, "top_k": 40, "min_p": 0.1, "repeat_penalty": 1.1, "seed": 7, "stop": ["END\n"],
+    }  # fmt: skip
     assert "token limit" in page.value("document.querySelector('.figures').textContent")
 
 
@@ -254,10 +281,16 @@ def test_chats_are_kept_and_can_be_deleted(page: Page, served: tuple[str, Script
     page.wait_for("document.querySelector('.question p')?.textContent === 'Remember me'")
     click(page, "New chat")
     assert page.value("document.querySelectorAll('.question').length") == 0
-    click(page, "Settings")
-    click(page, "Remember me")
+    press(page, "Rename Remember me")
+    page.type("A name")
+    page.press("Enter", "\r")
+    click(page, "A name")
     page.wait_for("document.querySelector('.question p')?.textContent === 'Remember me'")
     page.value("window.confirm = () => true")
+    press(page, "Delete A name")
+    assert page.value("[document.querySelectorAll('.question').length, localStorage.length]") == [0, 0]
+    ask(page, "Again")
+    answered(page)
     click(page, "Delete all chats")
     assert page.value("document.querySelectorAll('.question').length") == 0
     assert page.value("Object.keys(localStorage).filter(name => name.startsWith('edge.chat.')).length") == 0
@@ -349,7 +382,7 @@ def _light(color: str) -> int:
 
 def test_markdown_becomes_the_elements_it_means(page: Page) -> None:
     for text, expected in MARKDOWN:
-        assert shown(page, text) == expected, text
+        assert rendered(page, text) == expected, text
 
 
 def test_a_growing_answer_keeps_the_elements_that_are_done(page: Page) -> None:
@@ -363,10 +396,10 @@ def test_a_growing_answer_keeps_the_elements_that_are_done(page: Page) -> None:
 
 @pytest.mark.parametrize("number", range(len(HARD)))
 def test_no_text_takes_ages_to_show(page: Page, number: int) -> None:
-    assert shown(page, f"{HARD[number]}\n\nend").endswith("<p>end</p>")
+    assert rendered(page, f"{HARD[number]}\n\nend").endswith("<p>end</p>")
 
 
-def shown(page: Page, text: str) -> str:
+def rendered(page: Page, text: str) -> str:
     """The HTML that a text becomes, without the attributes that every link has and without line breaks."""
     html = page.value(
         "import('/markdown.js').then(({show}) => { const e = document.createElement('div');"

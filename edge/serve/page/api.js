@@ -4,35 +4,34 @@ import {$} from "./dom.js";
 
 const KEY = "edge.key";
 const PATIENCE_MS = 15000;  // timeout of requests that generate no text
+const STREAM_PATIENCE_MS = 120000;  // timeout until a stream begins
+const SILENCE_MS = 35000;  // a stream without a byte for this time is broken; the server sends pings more often
+const PASSING = [502, 504];  // status of gateways whose server is away
 
-/** An error with the server's message. `status`: HTTP status, or 0 if the server could not be reached. */
+/** An error with the server's message. `status`: HTTP status, or 0 if the server could not be reached or the connection
+ * broke. `again`: the same request may succeed soon. */
 export class ApiError extends Error {
-  constructor(message, status) {
+  constructor(message, status, again = status === 0 || PASSING.includes(status)) {
     super(message);
     this.status = status;
+    this.again = again;
   }
 }
 
 /** Return the JSON from a path. Throws ApiError. */
-export async function get(path) { return (await request(path, {signal: AbortSignal.timeout(PATIENCE_MS)})).json(); }
+export async function get(path) { return json(await request(path, {}, PATIENCE_MS)); }
 
 /** Post a value to a path and return the JSON of the response. `patience_ms`: timeout. Throws ApiError. */
 export async function post(path, value, patience_ms = PATIENCE_MS) {
-  const response = await request(path, {...asJson(value), signal: AbortSignal.timeout(patience_ms)});
-  const text = await response.text();
-  return text ? JSON.parse(text) : {};
+  return json(await request(path, asJson(value), patience_ms));
 }
 
 /** Delete a path and return the JSON of the response. Throws ApiError. */
-export async function remove(path) {
-  const response = await request(path, {method: "DELETE", signal: AbortSignal.timeout(PATIENCE_MS)});
-  const text = await response.text();
-  return text ? JSON.parse(text) : {};
-}
+export async function remove(path) { return json(await request(path, {method: "DELETE"}, PATIENCE_MS)); }
 
 /** Post a value to a path and yield the objects of the response, one per line. `signal` aborts it. Throws ApiError. */
 export async function* lines(path, value, signal) {
-  const response = await request(path, {...asJson(value), signal});
+  const response = await request(path, {...asJson(value), signal}, STREAM_PATIENCE_MS);
   for await (const line of textLines(response.body)) {
     if (!line.trim()) continue;
     const message = JSON.parse(line);
@@ -43,14 +42,16 @@ export async function* lines(path, value, signal) {
 
 /** Yield the events of a streamed answer as objects, until its end event. `signal` aborts it. Throws ApiError. */
 export async function* stream(path, value, signal) {
-  const response = await request(path, {...asJson(value), signal});
+  const response = await request(path, {...asJson(value), signal}, STREAM_PATIENCE_MS);
   if (!(response.headers.get("content-type") || "").startsWith("text/event-stream")) {
     throw new ApiError("The server did not answer with a stream of events.", response.status);
   }
   for await (const event of serverSentEvents(response.body)) {
     if (event.data === "[DONE]") return;
     const message = JSON.parse(event.data);
-    if (message.error || event.name === "error") throw new ApiError(said(message) || "The answer failed.", 200);
+    if (message.error || event.name === "error") {
+      throw new ApiError(said(message) || "The answer failed.", 200, message.error?.code === "interrupted");
+    }
     yield message;
   }
   throw new ApiError("The connection ended before the answer did.", 0);
@@ -72,54 +73,80 @@ async function* serverSentEvents(body) {
 
 // Yield the lines of a body. The last line may lack its line break.
 async function* textLines(body) {
-  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
+  for await (const text of texts(body)) {
+    const lines = (rest + text).split(/\r\n|\n|\r(?!$)/);
+    rest = lines.pop();
+    yield* lines;
+  }
+  if (rest) yield rest;
+}
+
+// Yield the text of a body in pieces as they arrive. Throws ApiError if the connection breaks.
+async function* texts(body) {
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  let timer;
+  const silence = () => new Promise((_, failed) => {
+    timer = setTimeout(() => failed(new ApiError("The connection is silent.", 0)), SILENCE_MS);
+  });
   try {
     for (;;) {
-      const {value, done} = await reader.read();
-      if (done) break;
-      const lines = (rest + value).split(/\r\n|\n|\r(?!$)/);
-      rest = lines.pop();
-      yield* lines;
+      const {value, done} = await Promise.race([reader.read(), silence()]);
+      clearTimeout(timer);
+      if (done) return;
+      yield value;
     }
-    if (rest) yield rest;
+  } catch (error) {
+    throw error.name === "AbortError" || error instanceof ApiError ? error
+      : new ApiError("The connection broke.", 0);
   } finally {
+    clearTimeout(timer);
     reader.cancel().catch(() => {});  // closes the connection, so that the server stops
   }
+}
+
+async function json(response) {
+  let text = "";
+  for await (const part of texts(response.body)) text += part;
+  return text ? JSON.parse(text) : {};
 }
 
 function asJson(value) {
   return {method: "POST", headers: {"Content-Type": "application/json"}, body: JSON.stringify(value)};
 }
 
-async function request(path, options) {
+// Return a successful response. `patience_ms`: timeout until it begins, for each attempt with another key.
+async function request(path, options, patience_ms) {
   for (;;) {
     const key = sessionStorage.getItem(KEY);
     const headers = {...options.headers, ...(key ? {Authorization: `Bearer ${key}`} : {})};
+    const control = new AbortController();
+    const abort = () => control.abort();
+    if (options.signal?.aborted) abort();
+    options.signal?.addEventListener("abort", abort);
+    const timer = setTimeout(abort, patience_ms);
     let response;
     try {
-      response = await fetch(path, {...options, headers, credentials: "omit", cache: "no-store"});
+      const {signal} = control;
+      response = await fetch(path, {...options, headers, signal, credentials: "omit", cache: "no-store"});
     } catch (error) {
-      if (error.name === "AbortError") throw error;
-      if (error.name === "TimeoutError") throw new ApiError("The server does not answer.", 0);
-      throw new ApiError("The server cannot be reached.", 0);
+      if (options.signal?.aborted) throw error;
+      throw new ApiError(`The server ${error.name === "AbortError" ? "does not answer" : "cannot be reached"}.`, 0);
+    } finally {
+      clearTimeout(timer);
     }
     if (response.ok) return response;
     if (response.status === 401) {
-      if (sessionStorage.getItem(KEY) === key) await askForKey(key !== null);
-      if (sessionStorage.getItem(KEY) !== key) {
-        // The timeout expired while the user typed the key, so the request gets a new timeout.
-        if (options.signal?.aborted && options.signal.reason.name === "TimeoutError") {
-          options = {...options, signal: AbortSignal.timeout(PATIENCE_MS)};
-        }
-        continue;
+      if (sessionStorage.getItem(KEY) === key) {
+        await askForKey(key === null ? "This server needs an API key." : "The server refused this key.");
       }
+      if (sessionStorage.getItem(KEY) !== key) continue;
     }
     const text = await response.text();
     let reason = "";
     try { reason = said(JSON.parse(text)); } catch { /* not JSON: another program answered */ }
     throw new ApiError(reason || `The server answered ${response.status} ${response.statusText}`.trim() + ".",
-      response.status);
+      response.status, PASSING.includes(response.status) || response.headers.has("retry-after"));
   }
 }
 
@@ -132,10 +159,10 @@ function said(value) {
 
 let asking = null;  // promise of the open dialog, which all requests share
 
-function askForKey(refused) {
+function askForKey(why) {
   asking ??= new Promise(resolve => {
     const dialog = $("key-dialog");
-    $("key-why").textContent = refused ? "The server refused this key." : "This server needs an API key.";
+    $("key-why").textContent = why;
     $("key").value = "";
     const take = () => {
       const key = $("key").value.trim();

@@ -1,18 +1,24 @@
-// The conversation: questions, streamed answers, stopping, editing and retrying.
+// The conversation: questions, answers, and their versions.
 
-import {stream} from "./api.js";
+import {Answering} from "./answering.js";
+import * as branches from "./branches.js";
 import * as chats from "./chats.js";
-import {$, announce, button, toQuestion} from "./dom.js";
+import {$, announce, button, copyButton, toQuestion} from "./dom.js";
 import * as files from "./files.js";
-import {answerItem, copyAnswer, questionItem, setButtons, showAnswer} from "./messages.js";
-import {asked, system} from "./settings.js";
+import * as history from "./history.js";
+import {answerItem, questionItem, setActions, showAnswer, versionButtons} from "./messages.js";
+import * as panels from "./panels.js";
+import * as picker from "./picker.js";
+import * as settings from "./settings.js";
 
 const NEAR_PX = 60;  // within this distance from the end, the view follows the answer
+const MOST_ANSWERS = 4;  // at the same time, because browsers have at most 6 connections to a server
 
 let chat = chats.current();
-let answering = null;  // AbortController of the current answer
-let editing = false;   // the last question is being edited in the composer
+let editing = null;    // the question that is edited in the composer
 let following = true;  // the view follows the end of the conversation
+const answers = new Map();  // Answering by chat id
+const items = new Map();    // elements of the shown messages
 
 /** Show the chat of this tab and install the event handlers. */
 export function start() {
@@ -25,26 +31,31 @@ export function start() {
   $("question").addEventListener("input", fit);
   $("stop").addEventListener("click", () => { stop(); toQuestion(); });
   $("keep-question").addEventListener("click", leaveEditing);
-  $("new-chat").addEventListener("click", () => { location.hash = "#chat"; open(chats.fresh()); });
   $("scroll").addEventListener("scroll", () => {
     following = $("scroll").scrollHeight - $("scroll").scrollTop - $("scroll").clientHeight < NEAR_PX;
   });
-  addEventListener("pagehide", () => { if (answering) chats.keep(chat); });
+  document.addEventListener("keydown", event => {
+    if (event.key === "Escape" && !$("chat").hidden && !$("key-dialog").open && escape()) event.preventDefault();
+  });
+  addEventListener("pagehide", () => { for (const answer of answers.values()) chats.keep(answer.chat); });
   new ResizeObserver(() => { fit(); follow(); }).observe($("talk"));
   files.listen(complain);
+  panels.start();
+  settings.start();
+  picker.start();
+  history.start({open, forget, rename, isOpen, isAnswering});
   open(chat);
 }
 
 /** Begin to refresh the view, because it is visible. */
-export function look() {}
+export function look() { picker.look(); }
 
 /** Stop refreshing the view. */
-export function lookAway() {}
+export function lookAway() { picker.lookAway(); }
 
-/** Show another chat and stop the current answer. */
-export function open(other) {
-  stop();
-  chat = other;
+// Show another chat. The answer of the former one goes on.
+function open(other) {
+  chat = answers.get(other.id)?.chat ?? other;
   chats.choose(chat);
   if (editing) leaveEditing();
   complain("");
@@ -53,66 +64,102 @@ export function open(other) {
   toQuestion();
 }
 
-/** Return true if a chat is shown. */
-export function isOpen(other) { return other.id === chat.id; }
+function isOpen(other) { return other.id === chat.id; }
 
-/** Handle Escape: stop the answer or cancel editing. Return false if there was nothing to do. */
-export function escape() {
-  if (answering) stop();
+function isAnswering(other) { return answers.has(other.id); }
+
+function rename(other, title) {
+  const own = isOpen(other) ? chat : answers.get(other.id)?.chat ?? other;
+  own.title = title;
+  chats.keep(own, own.at);
+}
+
+// A chat was deleted.
+function forget(other) {
+  answers.get(other.id)?.stop();
+  if (isOpen(other)) open(chats.fresh());
+}
+
+// Handle Escape. Return false if there was nothing to do.
+function escape() {
+  if (panels.close()) return true;
+  if (isAnswering(chat)) stop();
   else if (editing) leaveEditing();
   else return false;
   return true;
 }
 
 function draw() {
-  $("messages").replaceChildren(...chat.messages.map(message =>
-    message.role === "user" ? questionItem(message) : answerItem(message)));
-  $("welcome").hidden = chat.messages.length > 0;
-  offer();
+  items.clear();
+  for (const message of branches.path(chat)) {
+    items.set(message, message.role === "user" ? questionItem(message) : answerItem(message));
+  }
+  $("messages").replaceChildren(...items.values());
+  $("welcome").hidden = items.size > 0;
+  update();
   follow();
 }
 
-// Update the buttons of the messages. Only the last question and answer can be changed, after the answer has ended.
-function offer() {
-  chat.messages.forEach((message, i) => {
-    const buttons = [];
-    const last = i >= chat.messages.length - 2 && !answering;
-    const coming = answering && i === chat.messages.length - 1;
-    if (message.role === "assistant" && !coming && message.content) buttons.push(copyAnswer(message));
-    if (last) buttons.push(message.role === "user" ? button("Edit", "link", edit) : button("Retry", "link", retry));
-    setButtons($("messages").children[i], ...buttons);
-  });
+// Update the buttons of the messages and of the composer.
+function update() {
+  const busy = isAnswering(chat), shown = [...items.keys()];
+  $("send").hidden = busy;
+  $("stop").hidden = !busy;
+  $("messages").setAttribute("aria-busy", String(busy));
+  for (const message of shown) {
+    const isQuestion = message.role === "user", isLast = message === shown.at(-1);
+    const coming = busy && isLast;
+    const cut = message.error || message.note || message.partial;
+    setActions(items.get(message),
+      versionButtons(branches.versions(chat, message), message, busy ? null : version => show(version, message)),
+      message.content && !coming ? copyButton(() => message.content, "link") : null,
+      busy ? null : isQuestion ? button("Edit", "link", () => edit(message))
+        : button("Retry", "link", () => retry(message)),
+      !busy && !isQuestion && isLast && cut && message.content ? button("Continue", "link", () => proceed(message))
+        : null,
+      !busy && isQuestion && isLast ? button("Answer", "link", () => answerNew(message)) : null);
+  }
+  history.list();
+}
+
+// Show another version of a message, and keep the focus on the button that was pressed.
+function show(version, former) {
+  const index = [...items.get(former).querySelectorAll(".versions button")].indexOf(document.activeElement);
+  branches.choose(chat, version);
+  chats.keep(chat, chat.at);
+  const {scrollTop} = $("scroll");
+  following = false;
+  draw();
+  $("scroll").scrollTop = scrollTop;
+  const buttons = [...items.get(version).querySelectorAll(".versions button")];
+  (buttons[index]?.disabled ? buttons[1 - index] : buttons[index])?.focus();
 }
 
 function send() {
   const content = $("question").value.trim();
-  if (answering || (!content && !files.chosen().length)) return;
-  if (editing) {
-    chat.messages.length = lastQuestion();
-    leaveEditing();
-  }
-  chat.messages.push({role: "user", content, files: files.chosen()});
+  if (isAnswering(chat) || (!content && !files.chosen().length) || !hasRoom()) return;
+  const message = {role: "user", content, files: files.chosen()};
+  branches.add(chat, message, editing ? branches.before(chat, editing) : branches.path(chat).at(-1));
+  if (editing) leaveEditing();
   $("question").value = "";
   files.setFiles([]);
   fit();
   complain("");
-  following = true;
-  draw();
-  answer();
-  toQuestion();
+  answerNew(message);
 }
 
-function retry() {
-  if (answering || lastQuestion() < 0) return;
-  chat.messages.length = lastQuestion() + 1;
-  draw();
-  answer();
-  toQuestion();
+function retry(message) { if (hasRoom()) answerNew(branches.before(chat, message)); }
+
+function proceed(message) { if (hasRoom()) answer(message); }
+
+function hasRoom() {
+  const free = answers.size < MOST_ANSWERS;
+  if (!free) complain(`${MOST_ANSWERS} answers are being written in other chats. Wait for one of them, or stop one.`);
+  return free;
 }
 
-function edit() {
-  const message = chat.messages[lastQuestion()];
-  editing = true;
+function edit(message) {
+  editing = message;
   $("editing").hidden = false;
   $("question").value = message.content;
   files.setFiles(message.files || []);
@@ -121,7 +168,7 @@ function edit() {
 }
 
 function leaveEditing() {
-  editing = false;
+  editing = null;
   $("editing").hidden = true;
   $("question").value = "";
   files.setFiles([]);
@@ -129,113 +176,65 @@ function leaveEditing() {
   toQuestion();
 }
 
-function lastQuestion() { return chat.messages.findLastIndex(message => message.role === "user"); }
-
 function stop() {
-  if (!answering) return;
-  answering.abort();
+  answers.get(chat.id)?.stop();
   announce("Stopped.");
 }
 
-async function answer() {
-  const here = chat;  // another chat may be opened during the answer
+// Add an answer after a question, and generate it.
+function answerNew(question) {
   const message = {role: "assistant", content: "", figures: {}};
-  const request = {...asked(), messages: history(here), stream: true, stream_options: {include_usage: true}};
-  here.messages.push(message);
-  const item = answerItem(message);
-  $("messages").append(item);
-  const control = answering = new AbortController();
-  setBusy(true);
-  showAnswer(item, message, true);
-  follow();
-  const taking = new Taking(message, () => { showAnswer(item, message, false); follow(); });
-  try {
-    for await (const event of stream("v1/chat/completions", request, control.signal)) taking.take(event);
-  } catch (error) {
-    if (control.signal.aborted) message.note = "stopped";
-    else message.error = error.message;
-  }
-  taking.end();
-  const room = chats.keep(here);
-  if (answering === control) {
-    answering = null;
-    setBusy(false);
-  }
-  if (chat !== here) return;
-  showAnswer(item, message, false);
-  offer();
-  follow();
-  if (!room) complain("This chat cannot be saved: the browser's storage is full. Delete chats in the settings.");
-  announce(message.error || `${message.note || "Answer"}: ${message.content}`);
+  branches.add(chat, message, question);
+  following = true;
+  draw();
+  answer(message);
+  toQuestion();
 }
 
-// Collects a streamed answer and measures its speed.
-class Taking {
-  constructor(message, show) {
-    this.message = message;
-    this.show = show;
-    this.began = this.last = performance.now();
-    this.first = null;
-    this.pieces = 0;
-    this.frame = 0;
+async function answer(message) {
+  const here = chat;  // another chat may be opened during the answer
+  const shown = branches.path(here);
+  const request = {...settings.requestFields(), messages: messagesBefore(shown, message), stream: true,
+    stream_options: {include_usage: true}};
+  const show = status => {
+    if (chat !== here || !items.has(message)) return;
+    showAnswer(items.get(message), message, status);
+    follow();
+  };
+  const answering = new Answering(here, message, request, show, () => chats.keep(here));
+  answers.set(here.id, answering);
+  update();
+  announce("The answer is coming.");
+  await answering.run();
+  answers.delete(here.id);
+  const saved = chats.keep(here);
+  show("");
+  if (chat === here) {
+    update();
+    follow();
+    if (!saved) complain("This chat cannot be saved: the browser's storage is full. Delete chats.");
+    announce(message.error || `${message.note || "Answer"}: ${message.content}`);
+  } else {
+    history.list();
   }
-
-  take(event) {
-    const [choice] = event.choices || [], figures = this.message.figures;
-    const delta = choice?.delta || {};
-    if (delta.content || delta.reasoning_content) {
-      this.last = performance.now();
-      this.first ??= this.last;
-      this.pieces += 1;
-      figures.first_s = (this.first - this.began) / 1e3;
-      this.message.content += delta.content || "";
-      if (delta.reasoning_content) this.message.thoughts = (this.message.thoughts || "") + delta.reasoning_content;
-      this.count(this.pieces);
-      this.frame ||= requestAnimationFrame(() => { this.frame = 0; this.show(); });
-    }
-    if (choice?.ended_by === "repetition") this.message.note = "stopped because it repeats itself";
-    else if (choice?.finish_reason === "length") this.message.note = "stopped at the token limit";
-    if (event.usage) {
-      this.count(event.usage.completion_tokens);
-      figures.prompt = event.usage.prompt_tokens;
-      figures.cached = event.usage.prompt_tokens_details?.cached_tokens;
-    }
-  }
-
-  // The rate excludes the first token, whose time includes the prefill.
-  count(tokens) {
-    const figures = this.message.figures, elapsed = (this.last - this.first) / 1e3;
-    figures.tokens = tokens;
-    if (this.first !== null && tokens > 1 && elapsed > 0) figures.rate = (tokens - 1) / elapsed;
-  }
-
-  end() { cancelAnimationFrame(this.frame); }
+  picker.refresh();
 }
 
 // Return the messages for the model. Unanswered questions are left out, because roles must alternate.
-function history(of) {
-  const answered = (message, i) => {
-    const other = message.role === "user" ? of.messages[i + 1] : message;
-    return !other || Boolean(other.content);
+function messagesBefore(shown, message) {
+  const messages = shown.slice(0, shown.indexOf(message));
+  const isAnswered = (other, i) => {
+    const answer = other.role === "user" ? messages[i + 1] : other;
+    return !answer || Boolean(answer.content);
   };
   return [
-    ...(system() ? [{role: "system", content: system()}] : []),
-    ...of.messages.filter(answered).map(message => ({
-      role: message.role,
-      content: message.role === "user" ? files.withFiles(message) : message.content,
-      ...(message.thoughts ? {reasoning_content: message.thoughts} : {}),
+    ...(settings.system() ? [{role: "system", content: settings.system()}] : []),
+    ...messages.filter(isAnswered).map(other => ({
+      role: other.role,
+      content: other.role === "user" ? files.withFiles(other) : other.content,
+      ...(other.thoughts ? {reasoning_content: other.thoughts} : {}),
     })),
   ];
-}
-
-function setBusy(busy) {
-  $("send").hidden = busy;
-  $("stop").hidden = !busy;
-  $("messages").setAttribute("aria-busy", String(busy));
-  if (busy) {
-    announce("The answer is coming.");
-    offer();
-  }
 }
 
 function complain(text) { $("notice").textContent = text; }

@@ -1,12 +1,15 @@
-// Chats stored in this browser. Each has its own entry, so that tabs do not overwrite each other's chats.
+// Chats and settings stored in this browser. Each has its own entry, so that tabs do not overwrite each other's chats.
+
+import {mend} from "./branches.js";
 
 const PREFIX = "edge.chat.", SETTINGS = "edge.settings", CURRENT = "edge.current";
 const forgotten = new Set();  // ids of deleted chats, which a running answer must not save again
 const MOST = 50;  // maximum number of chats; the oldest is deleted first
 
-/** Return an empty chat. Its messages are {role, content, files, figures, note, error}. */
+/** Return an empty chat. Its messages are {role, content, thoughts, files, figures, note, error, partial, parent}; for
+ * `parent` and `shown` see branches.js. */
 export function fresh() {
-  return {id: crypto.getRandomValues(new Uint32Array(2)).join("-"), at: Date.now(), messages: []};
+  return {id: crypto.getRandomValues(new Uint32Array(2)).join("-"), at: Date.now(), title: "", messages: [], shown: {}};
 }
 
 /** Return all readable chats, the latest first. */
@@ -15,7 +18,7 @@ export function all() {
   for (let i = 0; i < localStorage.length; i++) {
     const name = localStorage.key(i);
     const chat = name.startsWith(PREFIX) ? read(name) : null;
-    if (chat && Array.isArray(chat.messages)) found.push(chat);
+    if (chat && Array.isArray(chat.messages)) found.push(mend(chat));
   }
   return found.sort((a, b) => b.at - a.at);
 }
@@ -49,8 +52,9 @@ export function forget(chat) {
   localStorage.removeItem(PREFIX + chat.id);
 }
 
-/** Return the title of a chat in the list: the beginning of its first question. */
+/** Return the title of a chat: its name, or the beginning of its first question. */
 export function title(chat) {
+  if (chat.title) return String(chat.title);
   const first = chat.messages.find(message => message.role === "user");
   const text = first ? first.content.trim() || (first.files || []).map(file => file.name).join(", ") : "";
   return text.split("\n")[0].slice(0, 80) || "Without a question";
@@ -58,11 +62,16 @@ export function title(chat) {
 
 /** Return the saved settings, with defaults for unset ones. */
 export function settings() {
-  return {model: "", system: "", temperature: 0.7, max_tokens: null, thought: null, ...read(SETTINGS)};
+  return {
+    model: "", system: "", stop: "", temperature: 0.7, top_p: null, top_k: null, min_p: null, repeat_penalty: null,
+    seed: null, max_tokens: null, reasoning_budget: null, ...read(SETTINGS),
+  };
 }
 
-export function keepSettings(value) {
-  try { localStorage.setItem(SETTINGS, JSON.stringify(value)); } catch { /* the settings apply to this visit only */ }
+/** Save changed settings. */
+export function keepSettings(changed) {
+  const value = JSON.stringify({...read(SETTINGS), ...changed});
+  try { localStorage.setItem(SETTINGS, value); } catch { /* the settings apply to this visit only */ }
 }
 
 function read(name) {

@@ -1,8 +1,19 @@
 // Helpers for elements and numbers. Text is inserted as text, never as HTML.
 
+// Characters that reorder text, by which a name could look like another one.
+const REORDERING = /[\u202a-\u202e\u2066-\u2069]/g;
+
+const ICONS = {
+  pencil: "M4 20l1-5L16 4l4 4L9 19zM14 6l4 4", bin: "M5 7h14M9 7V4h6v3M7 7l1 13h8l1-13",
+  left: "M15 5l-7 7 7 7", right: "M9 5l7 7-7 7",
+};
+
 const SVG = "http://www.w3.org/2000/svg";
 
 export const $ = id => document.getElementById(id);
+
+/** Return a text whose reordering characters are visible. Every text that is shown passes through this function. */
+export function plain(text) { return String(text).replace(REORDERING, "\ufffd"); }
 
 /** Create an element. Children may be nested in lists. Null children are skipped, and values become text nodes. */
 export function make(tag, attributes, ...children) {
@@ -16,10 +27,10 @@ export function draw(tag, attributes, ...children) {
 
 function fill(element, attributes, children) {
   for (const [name, value] of Object.entries(attributes || {})) {
-    if (value !== null && value !== undefined) element.setAttribute(name, value);
+    if (value !== null && value !== undefined) element.setAttribute(name, plain(value));
   }
   for (const child of children.flat()) {
-    if (child !== null && child !== undefined) element.append(child instanceof Node ? child : String(child));
+    if (child !== null && child !== undefined) element.append(child instanceof Node ? child : plain(child));
   }
   return element;
 }
@@ -28,6 +39,15 @@ function fill(element, attributes, children) {
 export function button(text, style, act) {
   const element = make("button", {type: "button", class: style}, text);
   element.addEventListener("click", act);
+  return element;
+}
+
+/** Create a button with an icon of this page. `name`: what it does. */
+export function iconButton(icon, name, act) {
+  const element = button(draw("svg", {viewBox: "0 0 24 24", "aria-hidden": "true"}, draw("path", {d: ICONS[icon]})),
+    "icon", act);
+  element.setAttribute("aria-label", plain(name));
+  element.title = plain(name);
   return element;
 }
 
@@ -70,7 +90,7 @@ export function seconds(value) {
 export function plural(number, word) { return `${count(number)} ${word}${number === 1 ? "" : "s"}`; }
 
 /** Announce a text to screen readers. */
-export function announce(text) { $("announce").textContent = text; }
+export function announce(text) { $("announce").textContent = plain(text); }
 
 /** Copy a text to the clipboard. Return false if the browser does not allow it. */
 export async function copy(text) {

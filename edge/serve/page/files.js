@@ -1,9 +1,11 @@
 // Files of a question: texts, pictures and sounds that are chosen, dropped or pasted.
 
-import {$, button, bytes, make, toQuestion} from "./dom.js";
+import {$, button, bytes, make, plain, toQuestion} from "./dom.js";
+import {refusal} from "./picker.js";
 
 const MOST_BYTES = 2 * 1024 * 1024;  // limit of a text file; a context of a million tokens has about twice that
 const MOST_MEDIA_BYTES = 16 * 1024 * 1024;  // limit of a picture or sound; requests have up to 32 MiB
+const THUMBNAIL_PX = 48;
 
 let files = [];  // {name, text} or {name, size, part}, for the question in the composer
 
@@ -12,8 +14,23 @@ export function chosen() { return files; }
 export function setFiles(value) {
   files = [...value];
   $("files").replaceChildren(...files.map((file, i) => make("li", {},
-    make("span", {class: "name"}, file.name), make("span", {class: "quiet"}, bytes(sizeOf(file))),
+    thumbnail(file), make("span", {class: "name"}, file.name), make("span", {class: "quiet"}, bytes(sizeOf(file))),
     removeButton(file, i))));
+}
+
+/** Return a small picture of a file, or null if it is none. */
+export function thumbnail(file) {
+  const [, type, data] = /^data:(image\/[\w.+-]+);base64,(.*)$/s.exec(file.part?.image_url?.url ?? "") || [];
+  if (!type) return null;
+  const canvas = make("canvas", {class: "thumbnail", role: "img", "aria-label": file.name, width: 0, height: 0});
+  const blob = new Blob([Uint8Array.from(atob(data), letter => letter.charCodeAt(0))], {type});
+  createImageBitmap(blob, {resizeHeight: 2 * THUMBNAIL_PX}).then(picture => {
+    canvas.width = Math.min(picture.width, 6 * THUMBNAIL_PX);
+    canvas.height = picture.height;
+    canvas.getContext("2d").drawImage(picture, 0, 0);
+    picture.close();
+  }, () => canvas.remove());  // the browser does not know this format
+  return canvas;
 }
 
 /** Return the size of a file in bytes. */
@@ -24,7 +41,7 @@ function removeButton(file, i) {
     setFiles(files.filter((_, other) => other !== i));
     toQuestion();
   });
-  element.setAttribute("aria-label", `Remove ${file.name}`);
+  element.setAttribute("aria-label", plain(`Remove ${file.name}`));
   return element;
 }
 
@@ -65,6 +82,8 @@ async function add(found, complain) {
       refused.push(error.message);
     }
   }
+  const kinds = new Set(read.filter(file => file.part).map(file => file.part.image_url ? "image" : "audio"));
+  refused.push(...[...kinds].map(refusal).filter(Boolean));
   setFiles([...files, ...read]);
   complain(refused.join(" "));
   toQuestion();

@@ -1,11 +1,9 @@
 // Entry point of the page: its three views and their common parts.
 
-import {get} from "./api.js";
 import * as chat from "./chat.js";
 import * as devices from "./devices.js";
-import {$, make} from "./dom.js";
+import {$} from "./dom.js";
 import * as models from "./models.js";
-import * as settings from "./settings.js";
 
 const VIEWS = {chat, devices, models};
 const NAMES = {"#cluster": "devices"};  // former addresses
@@ -29,28 +27,7 @@ function watch() {
   }
 }
 
-async function welcome() {
-  try {
-    const {data} = await get("v1/models");
-    settings.setModels(data.map(model => model.id));
-    const {models} = await get("v1/cluster");
-    const status = models.find(one => one.model.name === settings.asked().model);
-    const devices = (status?.devices || []).map(device => device.name);
-    $("welcome").replaceChildren(make("h2", {}, settings.asked().model || "No model"),
-      make("p", {class: "quiet"}, devices.length ? `on ${devices.join(", ")}` : ""));
-  } catch (error) {
-    $("notice").textContent = error.message;
-  }
-}
-
-document.addEventListener("keydown", event => {
-  if (event.key !== "Escape" || $("key-dialog").open) return;
-  if (chat.escape() || settings.close()) event.preventDefault();
-});
 addEventListener("hashchange", view);
 document.addEventListener("visibilitychange", watch);
-$("model").addEventListener("change", welcome);
-settings.start(chat);
 for (const {start} of Object.values(VIEWS)) start();
 view();
-welcome();

@@ -1,12 +1,16 @@
 // Markdown rendering: marked parses it, and DOMPurify removes tags, attributes and addresses that are not listed here.
 
-import {Marked} from "./vendor/marked.esm.js";
+import {Marked, Tokenizer} from "./vendor/marked.esm.js";
 import "./vendor/purify.min.js";
-import {copyButton, make} from "./dom.js";
+import {copyButton, make, plain} from "./dom.js";
+import {Rest} from "./rest.js";
 
 // The parsing time of marked is quadratic in these two, so they are limited.
 const LONGEST = 5000;  // characters of a paragraph; a longer one is shown as plain text
 const TOO_DEEP = /^[ \t]*(?:>[ \t]*|(?:[-*+]|\d{1,9}[.)])[ \t]+){50}/gm;  // nesting of quotes and lists
+// The number of elements is limited, because a browser stands still while it arranges very many.
+const MOST = 250000;  // characters that are rendered; more are shown as plain text on demand
+const MOST_CELLS = 2000;  // of one table
 
 const marked = new Marked({
   tokenizer: {
@@ -17,6 +21,7 @@ const marked = new Marked({
       const [text] = /^[^\n]*(?:\n[^\n]+)*/.exec(source);
       return text.length > LONGEST && {type: "paragraph", raw: text, text, tokens: [{type: "text", raw: text, text}]};
     },
+    table(source) { return longTable(this, source); },
   },
   renderer: {
     // The first two heading levels are reserved for the page.
@@ -43,25 +48,77 @@ const ALLOWED = {
   RETURN_DOM_FRAGMENT: true,
 };
 
-/** Render a text in an element. Unchanged blocks keep their elements, so that frequent updates of a growing text are
- * cheap, and selected text stays selected. */
+/** Render a text in an element. Frequent updates of a growing text are cheap: finished blocks are not parsed again, and
+ * unchanged blocks keep their elements, so that selected text stays selected. */
 export function show(element, text) {
-  const blocks = htmlBlocks(text);
-  const shown = element.shownBlocks || [];
-  blocks.forEach((html, i) => {
-    if (shown[i] === html) return;
-    const block = safeElement(html);
-    if (i < element.children.length) element.children[i].replaceWith(block);
-    else element.append(block);
-  });
-  while (element.children.length > blocks.length) element.lastChild.remove();
-  element.shownBlocks = blocks;
+  const source = plain(text).replace(/\r\n?/g, "\n");
+  let state = element.shown;
+  if (!state || !source.startsWith(state.finished)) {
+    element.replaceChildren();
+    state = element.shown = {finished: "", count: 0, blocks: []};
+  }
+  const end = source.length > MOST ? source.lastIndexOf("\n", MOST) + 1 || MOST : source.length;
+  const tokens = lex(source.slice(state.finished.length, end)).map(token => ({token, blocks: blocksOf(token)}));
+  const blocks = tokens.flatMap(one => one.blocks);
+  if (end < source.length) blocks.push({rest: source.slice(end)});
+  blocks.forEach((block, i) => place(element, state, state.count + i, block));
+  while (element.children.length > state.count + blocks.length) element.lastChild.remove();
+  state.blocks.length = element.children.length;
+  finish(state, tokens, source);
 }
 
-// Return the HTML of each block of a text, before sanitization.
-function htmlBlocks(text) {
-  const shallow = text.replace(TOO_DEEP, "\u200b$&");  // the zero-width space turns deeply nested lines into paragraphs
-  return marked.lexer(shallow).map(token => marked.parser([token])).filter(html => html);
+function lex(text) {
+  // The zero-width space turns deeply nested lines into paragraphs.
+  return marked.lexer(text.replace(TOO_DEEP, "\u200b$&"));
+}
+
+// All blocks but the last two cannot change any more when the text grows.
+function finish(state, tokens, source) {
+  const [solid] = tokens.filter(({token}) => token.type !== "space").slice(-2);
+  const finished = tokens.slice(0, tokens.indexOf(solid));
+  if (tokens.length < 3 || tokens.some(({token}) => token.type === "def")) return;
+  const text = state.finished + finished.map(({token}) => token.raw).join("");
+  if (!source.startsWith(text)) return;  // some characters were replaced before parsing
+  state.finished = text;
+  state.count += finished.flatMap(({blocks}) => blocks).length;
+}
+
+// Return the blocks of a token: HTML before sanitization, and text that is not rendered.
+function blocksOf(token) {
+  const html = marked.parser([token]);
+  return [...(html ? [{html}] : []), ...(token.rest ? [{rest: token.rest}] : [])];
+}
+
+function place(element, state, i, block) {
+  const former = state.blocks[i];
+  state.blocks[i] = block;
+  if (former && former.html === block.html && (block.html || former.view)) {
+    block.view = former.view;
+    block.view?.set(block.rest);
+    return;
+  }
+  if (block.rest) block.view = new Rest(block.rest);
+  const child = block.view?.element ?? safeElement(block.html);
+  if (i < element.children.length) element.children[i].replaceWith(child);
+  else element.append(child);
+}
+
+// Return a token of a table with its first rows if it has too many cells, or else false for the tokenizer's own way.
+function longTable(tokenizer, source) {
+  const [header, delimiter] = [source.indexOf("\n"), source.indexOf("\n", source.indexOf("\n") + 1)];
+  if (header < 0 || delimiter < 0 || !/^[ \t|:-]*-[ \t|:-]*$/.test(source.slice(header + 1, delimiter))) return false;
+  const columns = source.slice(header + 1, delimiter).split("|").length;
+  let end = delimiter + 1;
+  for (let cells = columns; cells <= MOST_CELLS; cells += columns) {
+    const next = source.indexOf("\n", end);
+    if (next <= end) return false;  // the table ends before it is too long
+    end = next + 1;
+  }
+  const whole = /\n[ \t]*\n/.exec(source.slice(end - 1));
+  const stop = whole ? end - 1 + whole.index + 1 : source.length;
+  const cut = columns < MOST_CELLS ? Tokenizer.prototype.table.call(tokenizer, source.slice(0, end)) : null;
+  if (columns < MOST_CELLS && !cut) return false;
+  return {...(cut ?? {type: "space"}), raw: source.slice(0, stop), rest: source.slice(cut ? end : 0, stop)};
 }
 
 function safeElement(html) {

@@ -1,15 +1,14 @@
-// The state of the server, refreshed every second while a view is visible.
+// The state of the server, refreshed while a view is visible.
 
 import {get} from "./api.js";
-
-const EVERY_MS = 1000;
 
 /** Polls GET /v1/cluster for a view. `show` is called with each answer, and `complain` with a text that says why the
  * last answer is old, or with "". */
 export class Poll {
-  constructor(show, complain) {
+  constructor(show, complain, every_ms = 1000) {
     this.show = show;
     this.complain = complain;
+    this.every_ms = every_ms;
     this.looking = false;
     this.timer = null;
   }
@@ -40,6 +39,6 @@ export class Poll {
       if (error.status === 401) return this.lookAway();  // the user entered no key; opening the view asks again
     }
     clearTimeout(this.timer);
-    if (this.looking) this.timer = setTimeout(() => this.ask(), EVERY_MS);
+    if (this.looking) this.timer = setTimeout(() => this.ask(), this.every_ms);
   }
 }

@@ -1,97 +1,58 @@
-// The settings panel: options of answers, and the stored chats.
+// The settings of answers.
 
 import * as chats from "./chats.js";
-import {$, button, make} from "./dom.js";
+import {$} from "./dom.js";
+import {chosen} from "./picker.js";
 
+// Fields of numbers: the id of the element and the name in a request.
+const NUMBERS = {
+  temperature: "temperature", "top-p": "top_p", "top-k": "top_k", "min-p": "min_p", "repeat-penalty": "repeat_penalty",
+  seed: "seed", "max-tokens": "max_tokens", thought: "reasoning_budget",
+};
 const settings = chats.settings();
 
-/** Return the request fields of the current settings. */
-export function asked() {
-  const {model, temperature, max_tokens, thought} = settings;
-  return {
-    ...(model ? {model} : {}),
-    ...(temperature === null ? {} : {temperature}),
-    ...(max_tokens === null ? {} : {max_tokens}),
-    ...(thought === null ? {} : {reasoning_budget: thought}),
-  };
+/** Return the request fields of the current settings. Empty fields are left out: the server's defaults apply. */
+export function requestFields() {
+  const fields = Object.values(NUMBERS).filter(name => settings[name] !== null).map(name => [name, settings[name]]);
+  const stop = settings.stop.split("\n").map(line => line.replaceAll("\\n", "\n")).filter(Boolean);
+  return {...(chosen() ? {model: chosen()} : {}), ...Object.fromEntries(fields), ...(stop.length ? {stop} : {})};
 }
 
 /** Return the system prompt, or "". */
 export function system() { return settings.system.trim(); }
 
-/** Install the event handlers. `chat`: module that opens chats. */
-export function start(chat) {
-  $("open-settings").addEventListener("click", () => { location.hash = "#chat"; toggle($("settings").hidden); });
-  $("close-settings").addEventListener("click", close);
-  $("system").value = settings.system;
-  $("temperature").value = settings.temperature ?? "";
-  $("max-tokens").value = settings.max_tokens ?? "";
-  $("thought").value = settings.thought ?? "";
+/** Install the event handlers. */
+export function start() {
+  for (const [id, name] of Object.entries(NUMBERS)) {
+    $(id).addEventListener("input", () => {
+      if ($(id).checkValidity()) set(name, $(id).value === "" ? null : Number($(id).value));
+      complain();
+    });
+  }
   $("system").addEventListener("input", () => set("system", $("system").value));
-  $("model").addEventListener("change", () => set("model", $("model").value));
-  listenToNumber("temperature", "temperature");
-  listenToNumber("max-tokens", "max_tokens");
-  listenToNumber("thought", "thought");
-  $("clear").addEventListener("click", () => {
-    if (!confirm("Delete all chats stored in this browser?")) return;
-    chats.all().forEach(chats.forget);
-    chat.open(chats.fresh());
-    list(chat);
+  $("stop-texts").addEventListener("input", () => set("stop", $("stop-texts").value));
+  $("use-defaults").addEventListener("click", () => {
+    for (const name of [...Object.values(NUMBERS), "stop"]) set(name, name === "stop" ? "" : null);
+    fill();
   });
-  $("open-settings").addEventListener("click", () => list(chat));
+  fill();
 }
 
-/** Set the names of the models. The first is selected if the current model is not among them. */
-export function setModels(names) {
-  if (!names.includes(settings.model)) settings.model = names[0] || "";
-  $("model").replaceChildren(...names.map(name => make("option", {value: name}, name)));
-  $("model").value = settings.model;
-  showModel();
-}
-
-/** Close the panel. Return false if it was not open. */
-export function close() {
-  if ($("settings").hidden) return false;
-  toggle(false);
-  $("open-settings").focus();
-  return true;
-}
-
-function toggle(open) {
-  $("settings").hidden = !open;
-  $("open-settings").setAttribute("aria-expanded", String(open));
-  if (open) $("model").focus();
-}
-
-function listenToNumber(id, name) {
-  $(id).addEventListener("input", () => {
-    if ($(id).checkValidity()) set(name, $(id).value === "" ? null : Number($(id).value));
-  });
+function fill() {
+  for (const [id, name] of Object.entries(NUMBERS)) $(id).value = settings[name] ?? "";
+  $("system").value = settings.system;
+  $("stop-texts").value = settings.stop;
+  complain();
 }
 
 function set(name, value) {
   settings[name] = value;
-  chats.keepSettings(settings);
-  showModel();
+  chats.keepSettings({[name]: value});
 }
 
-function showModel() {
-  $("serving").textContent = settings.model;
-  $("serving").title = settings.model;
-}
-
-function list(chat) {
-  const found = chats.all();
-  $("clear").hidden = !found.length;
-  $("chats").replaceChildren(...found.map(one => {
-    const opening = button(chats.title(one), "link title", () => { chat.open(one); list(chat); });
-    if (chat.isOpen(one)) opening.setAttribute("aria-current", "true");
-    const removing = button("Delete", "link", () => {
-      chats.forget(one);
-      if (chat.isOpen(one)) chat.open(chats.fresh());
-      list(chat);
-    });
-    removing.setAttribute("aria-label", `Delete ${chats.title(one)}`);
-    return make("li", {}, opening, removing);
-  }), ...(found.length ? [] : [make("li", {class: "quiet"}, "None yet.")]));
+// An invalid value is not used; say so beside the fields.
+function complain() {
+  const wrong = Object.keys(NUMBERS).map($).find(field => !field.checkValidity());
+  $("settings-notice").textContent = wrong
+    ? `${wrong.labels[0].textContent}: ${wrong.validationMessage} The former value stays in use.` : "";
 }
