@@ -53,7 +53,7 @@ class DeviceProfile:
     memory_total_bytes: int
     memory_available_bytes: int  # memory that is free without swapping, within the limits of the control group
     memory_limit_bytes: int | None  # limit that the owner set for the worker
-    gpu: str | None
+    gpu: str | None  # the first GPU that llama.cpp uses
     battery_percent: float | None
     plugged: bool | None
     temperature_c: float | None  # the hottest sensor of the processor
@@ -65,6 +65,8 @@ class DeviceProfile:
     flops: float | None = None
     page_round_trip_s: float | None = None  # this and the next: network to a browser's page; None for other devices
     page_bytes_per_s: float | None = None
+    gpu_total_bytes: int | None = None  # this and the next: memory of the GPU
+    gpu_free_bytes: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values for JSON, one for each field."""

@@ -42,7 +42,7 @@ class Description(_message.Message):
     def __init__(self, name: _Optional[str] = ..., protocol: _Optional[int] = ..., secure: _Optional[bool] = ..., sessions: _Optional[_Iterable[_Union[SessionState, _Mapping]]] = ..., slices_bytes: _Optional[int] = ..., slices_limit_bytes: _Optional[int] = ..., profile: _Optional[_Union[DeviceProfile, _Mapping]] = ..., clock_s: _Optional[float] = ..., leaving: _Optional[bool] = ..., sleeps: _Optional[bool] = ...) -> None: ...
 
 class DeviceProfile(_message.Message):
-    __slots__ = ("name", "system", "machine", "cpu", "cores_physical", "cores_logical", "threads", "cpu_quota", "memory_total_bytes", "memory_available_bytes", "memory_limit_bytes", "gpu", "battery_percent", "plugged", "temperature_c", "python", "runtime", "llama_cpp", "host", "memory_bytes_per_s", "flops", "page_round_trip_s", "page_bytes_per_s")
+    __slots__ = ("name", "system", "machine", "cpu", "cores_physical", "cores_logical", "threads", "cpu_quota", "memory_total_bytes", "memory_available_bytes", "memory_limit_bytes", "gpu", "battery_percent", "plugged", "temperature_c", "python", "runtime", "llama_cpp", "host", "memory_bytes_per_s", "flops", "page_round_trip_s", "page_bytes_per_s", "gpu_total_bytes", "gpu_free_bytes")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SYSTEM_FIELD_NUMBER: _ClassVar[int]
     MACHINE_FIELD_NUMBER: _ClassVar[int]
@@ -66,6 +66,8 @@ class DeviceProfile(_message.Message):
     FLOPS_FIELD_NUMBER: _ClassVar[int]
     PAGE_ROUND_TRIP_S_FIELD_NUMBER: _ClassVar[int]
     PAGE_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    GPU_TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    GPU_FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
     name: str
     system: str
     machine: str
@@ -89,7 +91,9 @@ class DeviceProfile(_message.Message):
     flops: float
     page_round_trip_s: float
     page_bytes_per_s: float
-    def __init__(self, name: _Optional[str] = ..., system: _Optional[str] = ..., machine: _Optional[str] = ..., cpu: _Optional[str] = ..., cores_physical: _Optional[int] = ..., cores_logical: _Optional[int] = ..., threads: _Optional[int] = ..., cpu_quota: _Optional[float] = ..., memory_total_bytes: _Optional[int] = ..., memory_available_bytes: _Optional[int] = ..., memory_limit_bytes: _Optional[int] = ..., gpu: _Optional[str] = ..., battery_percent: _Optional[float] = ..., plugged: _Optional[bool] = ..., temperature_c: _Optional[float] = ..., python: _Optional[str] = ..., runtime: _Optional[str] = ..., llama_cpp: _Optional[str] = ..., host: _Optional[str] = ..., memory_bytes_per_s: _Optional[float] = ..., flops: _Optional[float] = ..., page_round_trip_s: _Optional[float] = ..., page_bytes_per_s: _Optional[float] = ...) -> None: ...
+    gpu_total_bytes: int
+    gpu_free_bytes: int
+    def __init__(self, name: _Optional[str] = ..., system: _Optional[str] = ..., machine: _Optional[str] = ..., cpu: _Optional[str] = ..., cores_physical: _Optional[int] = ..., cores_logical: _Optional[int] = ..., threads: _Optional[int] = ..., cpu_quota: _Optional[float] = ..., memory_total_bytes: _Optional[int] = ..., memory_available_bytes: _Optional[int] = ..., memory_limit_bytes: _Optional[int] = ..., gpu: _Optional[str] = ..., battery_percent: _Optional[float] = ..., plugged: _Optional[bool] = ..., temperature_c: _Optional[float] = ..., python: _Optional[str] = ..., runtime: _Optional[str] = ..., llama_cpp: _Optional[str] = ..., host: _Optional[str] = ..., memory_bytes_per_s: _Optional[float] = ..., flops: _Optional[float] = ..., page_round_trip_s: _Optional[float] = ..., page_bytes_per_s: _Optional[float] = ..., gpu_total_bytes: _Optional[int] = ..., gpu_free_bytes: _Optional[int] = ...) -> None: ...
 
 class SessionState(_message.Message):
     __slots__ = ("session", "rank", "world_size", "slice", "memory_bytes", "pid", "share_bytes", "least_bytes", "most_bytes", "use")

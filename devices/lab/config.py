@@ -30,7 +30,7 @@ MAX_LOSS = 50.0  # percent; with more losses TCP makes no progress
 LEAST_MEMORY = 128 << 20  # about as much as a worker takes before it loads anything
 _DEVICE_KEYS = (
     "name", "preset", "cpu", "memory", "threads", "affinity", "cache_size", "models", "compute", "profile",
-    "bandwidth_mbps",
+    "bandwidth_mbps", "gpu", "gpu_memory",
 )  # fmt: skip
 _SLEEP = "sleep"
 _MOST_PROFILE = 1 << 20  # bytes of a profile
@@ -155,8 +155,11 @@ def _sleeps(table: Table) -> bool:
     compute = table.get("compute")
     if compute not in (None, _SLEEP):
         table.refuse("compute", f"needs {_SLEEP!r}, or must be left out for a device that computes")
-    if compute is None and "profile" in table.values:
-        table.refuse("profile", f"is for devices with compute = {_SLEEP!r}")
+    for key in ("profile", "gpu", "gpu_memory"):
+        if compute is None and key in table.values:
+            table.refuse(key, f"is for devices with compute = {_SLEEP!r}")
+    if "profile" in table.values and "gpu" in table.values:
+        table.refuse("gpu", "goes with a preset; a profile has its own")
     if compute == _SLEEP and "cpu" in table.values:
         table.refuse("cpu", "is for devices that compute; a sleeping device uses the times of its preset or profile")
     return compute is not None
@@ -170,7 +173,7 @@ def _profile(table: Table, folder: Path, preset: str | None) -> str:
     if (name is None) == (preset is None):
         table.refuse("profile", f"or preset: exactly one of them is needed with compute = {_SLEEP!r}")
     if name is None:
-        return json.dumps({"preset": preset})
+        return json.dumps({"preset": preset} | _gpu(table))
     try:
         path = folder / str(name)
         if path.stat().st_size > _MOST_PROFILE:
@@ -179,6 +182,18 @@ def _profile(table: Table, folder: Path, preset: str | None) -> str:
     except (OSError, ValueError, RecursionError) as error:
         raise LabFileError(f"{table.where}.profile: {folder / str(name)} cannot be read: {error}") from None
     return json.dumps(values)
+
+
+def _gpu(table: Table) -> dict[str, Any]:
+    """Return the GPU in the profile of a sleeping device with a preset; {} if it has none."""
+    gpu, memory = table.get("gpu"), table.size("gpu_memory")
+    if gpu is None and memory is not None:
+        table.refuse("gpu_memory", "needs gpu, the preset of the GPU")
+    if gpu is None:
+        return {}
+    if gpu not in CATALOG:
+        table.refuse("gpu", f"needs one of {', '.join(CATALOG)}")
+    return {"gpu": gpu, "gpu_memory_bytes": memory or CATALOG[str(gpu)].memory_bytes}
 
 
 def _link(table: Table, names: list[str]) -> tuple[frozenset[str], Shape]:

@@ -268,7 +268,7 @@ class LlmRanks(RankGroup):
             values["threads"] = max(1, self._fleet.profiles[part.device].threads // ranks)
         profile = self._fleet.profiles[part.device]
         limit = profile.memory_limit_bytes
-        if ranks > 1 and limit and profile.gpu is None:  # otherwise the first rank to load would take all of the limit
+        if ranks > 1 and limit:  # otherwise the first rank to load would take all of the limit
             values["memory"] = max(1, (limit - LEAST_PROCESS_BYTES) // ranks)
         values |= _own(part)
         key = rank_key(self._prefix_key, digest) if self._prefix_key else b""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes as C
 import math
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -353,6 +354,11 @@ def gpu_devices() -> list[int]:
     return next((devices for kind in _GPU_DEVICES if (devices := _devices(kind))), [])
 
 
+def discrete_gpus() -> list[int]:
+    """Return ggml's handles of the GPUs that have memory of their own. Metal's share the memory of the processor."""
+    return [] if sys.platform == "darwin" else _devices(_GPU_DEVICES[0])
+
+
 def device_name(device: int) -> str:
     """Return ggml's name of a device: "Vulkan0"."""
     return bytes(_device_name(device)).decode(errors="replace")
@@ -361,14 +367,15 @@ def device_name(device: int) -> str:
 def gpu_free_bytes(devices: Sequence[int] | None = None) -> int | None:
     """Return the free bytes on `devices` (default: the GPUs that llama.cpp uses), or None if a driver does not
     report them."""
+    memory = [gpu_memory_bytes(device) for device in (gpu_devices() if devices is None else devices)]
+    return None if None in memory else sum(free for free, _ in filter(None, memory))
+
+
+def gpu_memory_bytes(device: int) -> tuple[int, int] | None:
+    """Return (free bytes, bytes) of a device's memory, or None if its driver does not report them."""
     free, total = C.c_size_t(), C.c_size_t()
-    free_bytes = 0
-    for device in gpu_devices() if devices is None else devices:
-        _device_memory(device, C.byref(free), C.byref(total))
-        if not total.value:
-            return None
-        free_bytes += free.value
-    return free_bytes
+    _device_memory(device, C.byref(free), C.byref(total))
+    return (free.value, total.value) if total.value else None
 
 
 def _devices(kind: int) -> list[int]:

@@ -104,8 +104,10 @@ class ModelRunner(Closing):
         budgets = Budgets(options.memory, None)
         if self._generates:
             budgets = chosen_budgets(
-                self.shape, memory=options.memory, gpu_memory=options.gpu_memory, gpu_layers=options.gpu_layers
-            )
+                self.shape, memory=options.memory, gpu_memory=options.gpu_memory, gpu_layers=options.gpu_layers,
+                # Adapters are not computed on a GPU beside a budget of memory.
+                most_gpu_layers=0 if options.lora else options.most_gpu_layers,
+            )  # fmt: skip
         mapped = partial(load_mapped, request, on_gpu=options.gpu_layers, most_on_gpu=options.most_gpu_layers)
         if budgets.memory is None:
             if budgets.gpu is not None and budgets.gpu.budget is not None:

@@ -20,6 +20,7 @@ from devices.profile import DeviceProfile, describe
 from devices.sleeping import VARIABLE, run_first
 from edge.browser.profile import PAGE_VARIABLE, PageProfile
 from edge.errors import EdgeError, EngineError
+from edge.llama.own_gpu import own_gpu
 from edge.parallel.topology import Topology
 from edge.version import version
 from partition.architectures.table import RULES
@@ -107,15 +108,20 @@ class EngineKind:
         memory_limit_bytes: int | None = None,
         gpu: str | None = None,
     ) -> DeviceProfile:
-        """Return the profile of this device, as `devices.profile.describe`, with its rates if they are known."""
+        """Return the profile of this device, as `devices.profile.describe`, with its GPU, and its rates if they are
+        known.
+        """
+        own = own_gpu()
         profile = describe(
             name,
             threads=threads,
             memory_limit_bytes=memory_limit_bytes,
-            gpu=gpu,
+            gpu=gpu or (own.name if own is not None else None),
             runtime=version("edge-runtime"),
             llama_cpp=version("llama-cpp-python"),
         )
+        if own is not None:
+            profile = replace(profile, gpu_total_bytes=own.total_bytes, gpu_free_bytes=own.free_bytes)
         return _with_rates(profile, known_rates(profile))
 
     def measure_rates(self, profile: DeviceProfile) -> DeviceProfile:
@@ -211,10 +217,20 @@ class SleepingKind(EngineKind):
     ) -> DeviceProfile:
         """Same as in `EngineKind`, without the host, because a sleeping device takes no cores from others.
 
-        The rates are those that the device's profile states, or those of its preset.
+        The rates and the GPU are those that the device's profile states, or those of its preset.
         """
         profile = super().describe(name, threads=threads, memory_limit_bytes=memory_limit_bytes, gpu=gpu)
+        gpu, n_bytes = self._gpu()
+        profile = replace(profile, gpu=gpu, gpu_total_bytes=n_bytes, gpu_free_bytes=n_bytes)
         return self.measure_rates(replace(profile, host=None))
+
+    def _gpu(self) -> tuple[str | None, int | None]:
+        """Return the name of the profile's GPU and its memory, or None and None."""
+        values = json.loads(self._profile.read_text())
+        measured = values.get("speed")
+        if isinstance(measured, dict) and isinstance(measured.get("gpu"), dict):
+            return "GPU of the profile", int(measured["gpu"].get("memory_bytes", 0))
+        return values.get("gpu"), values.get("gpu_memory_bytes")
 
     def measure_rates(self, profile: DeviceProfile) -> DeviceProfile:
         values = json.loads(self._profile.read_text())
@@ -309,6 +325,9 @@ class PageKind(EngineKind):
             flops=page.flops,
             page_round_trip_s=page.round_trip_s,
             page_bytes_per_s=page.bytes_per_s,
+            gpu=None,
+            gpu_total_bytes=None,
+            gpu_free_bytes=None,
         )
 
     def measure_rates(self, profile: DeviceProfile) -> DeviceProfile:

@@ -27,13 +27,16 @@ from edge.llm.options import EngineOptions
 from edge.parallel.thin import PositionsContext, PositionSnapshots
 from edge.weights.mapped import ModelInMemory
 from edge.weights.memory import MIB, LoadRequest, MemoryNeed, cache_bytes
+from edge.weights.on_gpu import layers_of
+from edge.weights.roles import TABLE
 from partition.architectures.recurrent import RECURRENT_ARCHITECTURES
 from partition.architectures.table import RULES
 from partition.model.file import ModelFile
-from partition.model.model import ModelShape
+from partition.model.model import ModelShape, block_of
 from partition.plan.plan import Range
 from partition.predict.cost import WINDOW_LAYERS
 from partition.predict.part_times import PartTimes
+from partition.predict.residency import GpuPlacement, fixed_bytes, place_on_gpu
 from partition.slices.source import Source
 from partition.state.sequence import KVBlock, LayerRows, encode
 from partition.state.shape import StateShape
@@ -137,13 +140,15 @@ class SleepingEngine(ModelRunner):
         """Load nothing. The context calls the hooks."""
         sizes = request.sizes
         parts = parts_of(self.shape, sizes)
+        places = _Places(self.file, sizes, self._times, options)
+        parts = {name: n - places.on_gpu.get(name, 0) for name, n in parts.items()}
         most = self._most_bytes or self._times.memory_bytes
         paged_bytes = max(0, sum(parts.values()) - most)
         disk_s = self._paged_s(parts, most) if paged_bytes else 0.0
         parts["weights"] -= paged_bytes
         need = MemoryNeed(parts, self._times.memory_bytes)
         model = _NoWeights(self.file)
-        context = SleepingContext(model, self.file, sizes, request.hooks, self._times, self.sleeper, disk_s)
+        context = SleepingContext(model, self.file, sizes, request.hooks, places, self.sleeper, disk_s)
         return ModelInMemory(model, context, sizes, None, need, ExitStack(), None)
 
     def _paged_s(self, parts: Mapping[str, int], most: int) -> float:
@@ -166,6 +171,42 @@ class SleepingEngine(ModelRunner):
         else:
             return (needed - most) / disk
         raise NotEnoughMemory(f"{lack}, the profile of this sleeping device allows {most / MIB:,.0f}, {remedy}")
+
+
+class _Places:
+    """Places of a slice's layers, on the processor or on the GPU of the profile, and their times."""
+
+    def __init__(self, file: ModelFile, sizes: ContextSizes, times: PartTimes, options: EngineOptions) -> None:
+        shape, self._processor, self._gpu = file.shape, times, times.gpu or times
+        share = shape.n_experts_used / shape.n_experts if shape.n_experts else 1.0
+        layers = layers_of(file, sizes, cache_bytes(shape, sizes.context, sizes.kv))
+        head = sum(t.n_bytes for t in file.tensors.values() if block_of(t.name) is None and t.name != TABLE)
+        self._placement = GpuPlacement((), ())
+        if times.gpu is not None and 0 not in (options.gpu_layers, options.most_gpu_layers):
+            room = times.gpu.memory_bytes - fixed_bytes(sizes.batch, max(shape.n_embd, *shape.n_ff)) - head
+            self._placement = place_on_gpu(layers, room, share)
+        read = [(share * layer.experts, layer.dense + share * layer.experts) for layer in layers]
+        self._expert_parts = [experts / every if every else 0.0 for experts, every in read]
+        on_gpu = self._placement.n_bytes(layers)
+        kv = sum(layers[n].kv for n in self._placement.dense)
+        self.on_gpu = {"weights": on_gpu - kv + head, "KV cache": kv} if self._placement.dense else {}
+
+    @property
+    def first(self) -> PartTimes:
+        """Times of the place of the last layers and the head."""
+        return self._gpu if self._placement.dense else self._processor
+
+    def layer_s(self, layer: int, rows: int, behind: tuple[int, int]) -> tuple[float, float]:
+        """Return the seconds of a layer up to its first all-reduce, and of the rest."""
+        dense = self._gpu if layer in self._placement.dense else self._processor
+        is_near = layer in self._placement.experts or not self._expert_parts[layer]
+        experts = dense if is_near else self._processor
+        attention_s, ff_s = dense.attention_s(rows, *behind), dense.ff_s(rows)
+        if experts is not dense:
+            whole_s = [times.attention_s(rows, 0) + times.ff_s(rows) for times in (experts, dense)]
+            later_s = self._expert_parts[layer] * (whole_s[0] - whole_s[1])
+            attention_s, ff_s = (attention_s, ff_s + later_s) if ff_s else (attention_s + later_s, 0.0)
+        return attention_s, ff_s
 
 
 class _NoHidden(HiddenRows):
@@ -204,14 +245,14 @@ class SleepingContext(PositionsContext):
         file: ModelFile,
         sizes: ContextSizes,
         hooks: Sequence[Hook],
-        times: PartTimes,
+        places: _Places,
         sleeper: Sleeper,
         disk_s: float,
     ) -> None:
         """disk_s: seconds in which the disk reads the paged weights; each step takes at least as long."""
         super().__init__(model, sizes.context)
         self._file, self._shape, self._kv, self._hooks = file, file.shape, sizes.kv, hooks
-        self._times, self._sleeper, self._disk_s = times, sleeper, disk_s
+        self._places, self._sleeper, self._disk_s = places, sleeper, disk_s
         self._rules = RULES[file.architecture]
         self._n_vocab = file.shape.n_vocab
 
@@ -219,15 +260,16 @@ class SleepingContext(PositionsContext):
         """Wait for the time of the first `n` rows. The time before a hook's node passes before the hook runs."""
         sequences, positions = batch.sequences[:n], batch.positions[:n]
         behind = self.hold(sequences, positions)
-        times, n_layers = self._times, self._shape.n_layers
+        times, n_layers = self._places.first, self._shape.n_layers
         self._sleeper.begin()
         due_s = times.step_s(n)
         for layer in range(n_layers):
-            due_s = self._reach(due_s + times.attention_s(n, *behind), n, weight=f"blk.{layer}.attn_output.weight")
+            attention_s, ff_s = self._places.layer_s(layer, n, behind)
+            due_s = self._reach(due_s + attention_s, n, weight=f"blk.{layer}.attn_output.weight")
             down = f"blk.{layer}.ffn_down.weight"
             is_dense = down in self._file.tensors
             due_s = self._reach(
-                due_s + times.ff_s(n), n, weight=down if is_dense else "", name="" if is_dense else self._sum_of(layer)
+                due_s + ff_s, n, weight=down if is_dense else "", name="" if is_dense else self._sum_of(layer)
             )
         self._wait(due_s + times.head_s(int(np.count_nonzero(batch.outputs[:n]))), self._disk_s)
         self._reach(0.0, n, name=self._rules.end_node.format(n_layers - 1))

@@ -283,7 +283,9 @@ def _command(candidate: Candidate, point: Point, profile: Profile, context: int,
     if context != DEFAULT_CONTEXT:
         words += ["--context", str(context)]
     own = next(speed for speed in profile.speeds if speed.device == LOCAL)
-    if point.predicted.memory_bytes.get(LOCAL, 0) >= own.memory_bytes:  # this device is full, so the rest is paged
+    on_gpu = sum((stage.gpu_bytes or {}).get(LOCAL, 0) for stage in point.predicted.stages)
+    in_memory = point.predicted.memory_bytes.get(LOCAL, 0) - on_gpu
+    if in_memory >= own.memory_bytes:  # this device is full, so the rest is paged
         words += ["--memory", f"{own.memory_bytes >> 20}MiB"]
     addresses = [device for device in dict.fromkeys(point.plan.devices) if device != LOCAL]
     if addresses:

@@ -83,31 +83,43 @@ def _layer_bytes(candidate: Candidate) -> float:
 
 def _interpolated(candidate: Candidate, known: Sequence[tuple[Candidate, Profile]]) -> CandidateSpeeds:
     """Return speeds interpolated from other candidates, for each part by the bytes that a token reads."""
-    profiles = [profile for _, profile in known]
+    candidates, profiles = [other for other, _ in known], [profile for _, profile in known]
+    speeds = []
+    for of_each in zip(*(profile.speeds for profile in profiles), strict=True):
+        pairs = list(zip(candidates, of_each, strict=True))
+        tiered = [(other, speed) for other, speed in pairs if speed.gpu is not None]
+        speed = _speed(candidate, tiered or pairs)
+        if speed.gpu is not None:  # a smaller candidate that the GPU holds has only the times of the GPU
+            gpu = _speed(candidate, [(other, each.gpu or each) for other, each in pairs])
+            memory, fixed = speed.gpu.memory_bytes, speed.gpu.runtime_bytes
+            gpu = replace(gpu, gpu=None, disk_bytes_per_s=None, memory_bytes=memory, runtime_bytes=fixed)
+            speed = replace(speed, gpu=gpu)
+        speeds.append(speed)
+    profile = replace(profiles[-1], speeds=tuple(speeds))
+    return CandidateSpeeds(profile, INTERPOLATED, tuple(other.model.name for other in candidates))
+
+
+def _speed(candidate: Candidate, known: Sequence[tuple[Candidate, DeviceSpeed]]) -> DeviceSpeed:
+    """Return the speed of one device, interpolated from its speeds with other candidates."""
+    of_each = [speed for _, speed in known]
     layers = _Line([_layer_bytes(other) for other, _ in known], _layer_bytes(candidate))
     heads = _Line([other.shape.head_bytes for other, _ in known], candidate.shape.head_bytes)
     widths = _Line([_query_width(other) for other, _ in known], _query_width(candidate))
-    speeds = []
-    for of_each in zip(*(profile.speeds for profile in profiles), strict=True):
-        disks = [speed.disk_bytes_per_s for speed in of_each if speed.disk_bytes_per_s is not None]
-        speeds.append(
-            replace(
-                of_each[-1],
-                step_s=Curve(((1, float(np.median([speed.step_s.at(1) for speed in of_each]))),)),
-                layer_s=_curve([speed.layer_s for speed in of_each], layers),
-                half_layer_s=_curve([speed.half_layer_s for speed in of_each], layers),
-                head_s=_curve([speed.head_s for speed in of_each], heads),
-                token_s=widths.at([speed.token_s for speed in of_each]),
-                prompt_token_s=widths.at([speed.row_token_s(prompt=True) for speed in of_each]),
-                runtime_bytes=max(speed.runtime_bytes for speed in of_each),
-                disk_bytes_per_s=max(disks, default=None),
-                busy=any(speed.busy for speed in of_each),
-                age_s=max(speed.age_s for speed in of_each),
-                key="",
-            )
-        )
-    profile = replace(profiles[-1], speeds=tuple(speeds))
-    return CandidateSpeeds(profile, INTERPOLATED, tuple(other.model.name for other, _ in known))
+    disks = [speed.disk_bytes_per_s for speed in of_each if speed.disk_bytes_per_s is not None]
+    return replace(
+        of_each[-1],
+        step_s=Curve(((1, float(np.median([speed.step_s.at(1) for speed in of_each]))),)),
+        layer_s=_curve([speed.layer_s for speed in of_each], layers),
+        half_layer_s=_curve([speed.half_layer_s for speed in of_each], layers),
+        head_s=_curve([speed.head_s for speed in of_each], heads),
+        token_s=widths.at([speed.token_s for speed in of_each]),
+        prompt_token_s=widths.at([speed.row_token_s(prompt=True) for speed in of_each]),
+        runtime_bytes=max(speed.runtime_bytes for speed in of_each),
+        disk_bytes_per_s=max(disks, default=None),
+        busy=any(speed.busy for speed in of_each),
+        age_s=max(speed.age_s for speed in of_each),
+        key="",
+    )
 
 
 def _query_width(candidate: Candidate) -> float:

@@ -38,6 +38,7 @@ def known_json(space: PlanSpace) -> dict[str, Any]:
                 "measured_while_busy": speed.busy,
                 "memory_bytes": speed.memory_bytes,
                 "speeds": _speeds_json(speed),
+                **_gpu_json(speed),
             }
             for speed in known.speeds
         ],
@@ -125,6 +126,14 @@ def _speeds_json(speed: DeviceSpeed | OnnxDevice) -> dict[str, Any]:
     return {name: values[name] for name in _SPEEDS}
 
 
+def _gpu_json(speed: DeviceSpeed | OnnxDevice) -> dict[str, Any]:
+    """Return the memory and the times of a device's GPU; {} if it is not described."""
+    gpu = speed.gpu if isinstance(speed, DeviceSpeed) else None
+    if gpu is None:
+        return {}
+    return {"gpu": {"memory_bytes": gpu.memory_bytes, "fixed_bytes": gpu.runtime_bytes, "speeds": _speeds_json(gpu)}}
+
+
 def bound_text(predicted: Prediction, names: Mapping[str, str]) -> str:
     """Return the part that takes most of the latency, with devices called by their names."""
     text = predicted.bound
@@ -197,4 +206,16 @@ def prediction_rows(predicted: Prediction, names: Mapping[str, str]) -> list[tup
     if predicted.prefill is not None:
         took = f"computed in {seconds_text(predicted.prefill.ttft_s or 0.0)}, handed over"
         rows.append(("prompts", f"{took} {seconds_text(predicted.hand_over_s)} later, then one more token"))
-    return [*rows, ("bound", bound_text(predicted, names))]
+    return [*rows, *_places(predicted, names), ("bound", bound_text(predicted, names))]
+
+
+def _places(predicted: Prediction, names: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Return a line about each device with a described GPU: the bytes in each of its memories, and on its disk."""
+    rows = []
+    for placement in predicted.copies or (predicted, *([predicted.prefill] if predicted.prefill else [])):
+        for stage in placement.stages:
+            for device, on_gpu in (stage.gpu_bytes or {}).items():
+                parts = [(on_gpu, "on the GPU"), (stage.memory_bytes[device] - on_gpu, "in memory")]
+                parts += [(stage.paged_bytes, "on disk")] if stage.paged_bytes else []
+                rows.append((names.get(device, device), ", ".join(f"{bytes_text(n)} {where}" for n, where in parts)))
+    return rows

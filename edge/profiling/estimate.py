@@ -24,6 +24,8 @@ _BY_CPU = (
     ("Apple", "apple-m4"),
 )  # fmt: skip
 _LIKE, _LIKE_CORES = "laptop", 4
+# The preset with a fitting name of the GPU counts. A GPU without one is not estimated, only measured.
+_BY_GPU = (("GTX 1650", "gtx-1650"), ("RTX 3050", "rtx-3050"), ("RTX 3060", "rtx-3060"), ("Orin", "jetson-orin-nano"))
 
 
 def rates_of(profile: DeviceProfile) -> Rates:
@@ -50,4 +52,14 @@ def estimated_speed(profile: DeviceProfile, sizes: PartSizes, device: str, name:
         row_s = 2 * sizes.row_bytes / bytes_per_s
         step_s = Curve(tuple((n, min(MOST_S, trip_s + n * row_s)) for n in (1, 512)))
         speed = replace(speed, step_s=step_s, runtime_bytes=RUNTIME_BYTES)
-    return speed
+    return replace(speed, gpu=_estimated_gpu(profile, sizes, speed))
+
+
+def _estimated_gpu(profile: DeviceProfile, sizes: PartSizes, speed: DeviceSpeed) -> DeviceSpeed | None:
+    """Estimate the speed of a device's GPU, or return None for an unknown one. The survey adds its memory."""
+    gpu = profile.gpu or ""
+    name = gpu if gpu in CATALOG else next((preset for part, preset in _BY_GPU if part in gpu), None)
+    if name is None or not profile.gpu_free_bytes:
+        return None
+    preset = CATALOG[name]
+    return rated_speed(preset.memory_bytes_per_s, preset.flops, sizes, speed.device, speed.name)

@@ -175,6 +175,7 @@ def timed(
     threads: int | None = None,
     disk: bool = False,
     memory: int | None = None,
+    gpu_layers: int | None = None,
     most_s: float = math.inf,
     send: Callable[[LayerProbe], None] = lambda probe: None,
     on_times: Callable[[LayerTimes], None] = lambda times: None,
@@ -187,6 +188,7 @@ def timed(
     threads: threads of the device; None: its default.
     disk: also measure the disk's read rate.
     memory: bytes that the process may use; None for a worker, which knows its own limit.
+    gpu_layers: number of layers on the GPU; None: as a model is loaded.
     most_s: seconds after which no further slice is timed. Of the first slice at least one row is timed.
     send: brings a slice to the device.
     on_times: called with the times so far.
@@ -194,7 +196,7 @@ def timed(
     """
     figures: dict[str, list[BestTime]] = {}
     runtime_bytes, disk_bytes_per_s, layer_s = 0, 0.0, 0.0
-    options = replace(_OPTIONS, threads=threads)
+    options = replace(_OPTIONS, threads=threads, gpu_layers=gpu_layers)
     timed_slices: dict[str, LayerProbe] = {}
     until, is_short = clock() + most_s, False
 

@@ -20,6 +20,7 @@ from devices.probe import own_rss
 from devices.remembered import KEPT_AGE_S, Remembered, key_of
 from edge.cluster.fleet import Fleet
 from edge.cluster.session import EngineSession
+from edge.llm.options import DEFAULT_BATCH, MAX_GPU_LAYERS
 from edge.parallel.engine_kinds import own_kind
 from edge.profiling.estimate import estimated_speed
 from edge.profiling.layer_times import LayerProbe, LayerTimes, Probes, cuts_to_time, device_speed, other_bytes, timed
@@ -30,7 +31,9 @@ from edge.tasks import CancelScope, Progress
 from partition.errors import PlanError
 from partition.model.file import ModelFile
 from partition.plan.plan import LOCAL, Slice
+from partition.predict.hysteresis import GPU_LAYERS, clearly_better
 from partition.predict.presets import PartSizes, preset_speed
+from partition.predict.residency import fixed_bytes
 from partition.predict.speeds import DeviceSpeed, Links, speed_of, speed_to_json
 from partition.slices.gguf_slice import blank_recipe, limits
 from quant.text import listed
@@ -44,6 +47,7 @@ AMPLE = 1.5  # factor over a model's file size that covers weights, KV cache and
 # Part of a device's memory limit for processes: this process or the daemon, and an engine process without weights.
 PROBE_BYTES = 250 << 20
 _GROWTH_BYTES = 24 << 20  # memory that this process may allocate while another one measures
+GPU_PART = 0.7  # part of a device's time for its GPU, if its processor is timed, too
 _MOST_BUSY_FACTOR = 2.5  # a device whose layers were timed while it was busy is not faster or slower by more
 _ESTIMATED_DISK = 200e6  # bytes per second of a disk that was not measured; a microSD card reads half as fast
 _ANY_DIGEST = "0" * 64  # slices with made-up weights do not depend on the model's digest
@@ -146,6 +150,8 @@ class _LayerProfiler:
             min(room, memory.get(address, room)) for room, address in zip(devices.memory_bytes, addresses, strict=True)
         ]
         self.pages = [room < AMPLE * file.size_bytes for room in self.rooms]  # True: the device may have to page
+        # True: the GPU may be too small for all layers, so the processor is timed, too.
+        self.has_two_tiers = [0 < (p.gpu_free_bytes or 0) < AMPLE * file.size_bytes for p in devices.profiles]
 
     @cached_property
     def _cut(self) -> tuple[Mapping[str, Slice], int]:
@@ -181,8 +187,15 @@ class _LayerProfiler:
         """Return a device's speed with the device's memory, threads and host. with_key: and the cache key."""
         n_threads = self._threads.get(self._devices.addresses[rank])
         profile, key = self._devices.profiles[rank], self.keys[rank] if with_key else ""
+        shape, gpu = self._file.shape, speed.gpu if profile.gpu_free_bytes else None
+        if gpu is not None and not clearly_better(gpu.seconds, speed.seconds, by=GPU_LAYERS):
+            gpu = None  # weights in memory are about as fast
+        if gpu is not None:
+            fixed = fixed_bytes(DEFAULT_BATCH, max(shape.n_embd, *shape.n_ff))
+            gpu = replace(gpu, memory_bytes=profile.gpu_free_bytes or 0, runtime_bytes=fixed)
         return replace(
             speed,
+            gpu=gpu,
             memory_bytes=self.rooms[rank],
             threads=n_threads,
             key=key,
@@ -200,12 +213,31 @@ class _LayerProfiler:
         rank = session.rank
         address, own = self._devices.addresses[rank], self._memory if rank == 0 else None
         left = None if own is None else max(1, own - own_rss() - _GROWTH_BYTES)
-        times = timed(
-            session, self.probes, self._cut[1], on_step,
-            threads=self._threads.get(address), disk=self.pages[rank], memory=left, most_s=most_s,
-            send=partial(self._send, rank), on_times=partial(self._so_far.__setitem__, rank),
+        both = self.has_two_tiers[rank]
+        measure = partial(
+            timed, session, n=self._cut[1], threads=self._threads.get(address), memory=left,
+            send=partial(self._send, rank),
         )  # fmt: skip
+        times = measure(
+            self.probes, on_slice=on_step, disk=self.pages[rank], gpu_layers=MAX_GPU_LAYERS if both else None,
+            most_s=GPU_PART * most_s if both and most_s < math.inf else most_s,
+            on_times=partial(self._so_far.__setitem__, rank),
+        )  # fmt: skip
+        if both:
+            slices = self.probes if most_s == math.inf else {"layers": self.probes["layers"]}
+            on_processor = measure(slices, on_slice=self._closing.check, gpu_layers=0, most_s=(1 - GPU_PART) * most_s)
+            return self._with_gpu(self._speed(rank, on_processor), self._speed(rank, times))
         return self._speed(rank, times)
+
+    def _with_gpu(self, processor: DeviceSpeed, gpu: DeviceSpeed) -> DeviceSpeed:
+        """Return the speed of a device with its GPU."""
+        return replace(
+            processor,
+            estimate=gpu.estimate,
+            busy=processor.busy or gpu.busy,
+            disk_bytes_per_s=gpu.disk_bytes_per_s,
+            gpu=replace(gpu, gpu=None, disk_bytes_per_s=None),
+        )
 
     def _send(self, rank: int, probe: LayerProbe) -> None:
         worker = self._devices.workers[rank]
@@ -213,7 +245,10 @@ class _LayerProfiler:
             worker.send_slice(probe.recipe, self._file.path, probe.digest, self._closing.check)
 
     def so_far(self, rank: int) -> DeviceSpeed:
-        return self._speed(rank, self._so_far.get(rank))
+        times = self._so_far.get(rank)
+        if times is not None and self.has_two_tiers[rank]:  # only the GPU was timed
+            return self._with_gpu(self._speed(rank, None), self._speed(rank, times))
+        return self._speed(rank, times)
 
     def _speed(self, rank: int, times: LayerTimes | None) -> DeviceSpeed:
         """Return the speed of a device by its times. Measured layers alone correct the estimate of everything else."""
@@ -240,7 +275,8 @@ class _LayerProfiler:
         except PlanError:
             return None
         # The disk is measured only on devices that may have to page, and these change with the free memory.
-        return None if self.pages[rank] and speed.disk_bytes_per_s is None else speed
+        is_incomplete = self.pages[rank] and speed.disk_bytes_per_s is None
+        return None if is_incomplete or (self.has_two_tiers[rank] and speed.gpu is None) else speed
 
 
 def with_sums(speeds: Sequence[DeviceSpeed]) -> list[DeviceSpeed]:

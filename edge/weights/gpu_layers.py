@@ -22,10 +22,9 @@ from edge.weights import memory
 from edge.weights.memory import LoadRequest
 from partition.model.model import ModelShape
 from partition.predict.hysteresis import BUSY_GPU_LAYERS, GPU_LAYERS, clearly_better
-from partition.predict.residency import GpuBudget
+from partition.predict.residency import SPARE_BYTES, GpuBudget
 from quant.text import age_text, bytes_text
 
-SPARE_BYTES = 512 << 20  # GPU memory for the driver and for rounding
 _ROWS = 32  # rows of the timed batch; only one row is a token
 _CONTEXT = 256  # tokens of the timed cache
 

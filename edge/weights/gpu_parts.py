@@ -11,11 +11,10 @@ from edge.weights.memory import MIB, context_parts
 from edge.weights.roles import HEAD, TABLE
 from partition.model.file import ModelFile
 from partition.model.model import ModelShape, block_of
+from partition.predict.residency import products_bytes
 
 PRODUCTS = "products"
 _COMPUTE = re.compile(r"(\S+) compute buffer size\s*=\s*([\d.]+) MiB")
-_PRODUCTS_BYTES = 64 * MIB  # driver memory, in addition to the rows of a pass
-_ROW_COPIES = 4  # driver memory in copies of the widest row of a product, as floats
 
 
 def fixed_parts(file: ModelFile, sizes: ContextSizes, lines: Sequence[str], name: str) -> dict[str, int]:
@@ -34,7 +33,7 @@ def fixed_parts(file: ModelFile, sizes: ContextSizes, lines: Sequence[str], name
         "head": sum(outside),
         "KV cache": context_parts(lines)["KV cache"],
         "compute buffers": round(compute * MIB),
-        PRODUCTS: _PRODUCTS_BYTES + _ROW_COPIES * 4 * sizes.batch * widest,
+        PRODUCTS: products_bytes(sizes.batch, widest),
     }
 
 

@@ -40,6 +40,7 @@ class GpuRequest:
     budget: int | None = None  # bytes of its memory; None: as many as `layers` take
     layers: int | None = None  # number of layers, counted from the head backwards; None: as many as fit
     is_required: bool = True  # False: the GPU is left out if its budget holds no layer
+    most_layers: int | None = None  # maximum number of layers, counted like `layers`; None: no limit
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,8 @@ def share_of_gpu(request: LoadRequest, gpu: GpuRequest) -> GpuShare | None:
     else:
         budget = min(size for size in (gpu.budget, free) if size is not None)
         used = shape.n_experts_used / shape.n_experts if shape.n_experts else 1.0
-        placement = place_on_gpu(layers, budget - sum(parts.values()), used)
+        first = 0 if gpu.most_layers is None else max(0, total - max(1, gpu.most_layers))
+        placement = place_on_gpu(layers, budget - sum(parts.values()), used, first)
         if not placement.dense and not gpu.is_required:
             return None
         if not placement.dense:

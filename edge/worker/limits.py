@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from devices.cores import pin_to_cores
+from devices.profile import DeviceProfile
 from edge.errors import EdgeError
 from edge.prefixes.store import DEFAULT_BYTES
 
@@ -48,6 +49,13 @@ class WorkerOptions:
     gpu_memory: int | None = None  # maximum bytes of GPU memory that a session may use; None: no limit
     least_memory: int | None = None  # lower bound in bytes of a shrinking memory limit; None: the limit is constant
     prefix_bytes: int = DEFAULT_BYTES  # size of the owner's prefix cache; 0: no cache
+
+    def limited(self, profile: DeviceProfile) -> DeviceProfile:
+        """Return this device's profile with the GPU memory that sessions may use."""
+        if self.gpu_layers == 0 or profile.gpu_free_bytes is None:
+            return replace(profile, gpu_total_bytes=None, gpu_free_bytes=None)
+        most = profile.gpu_free_bytes if self.gpu_memory is None else self.gpu_memory
+        return replace(profile, gpu_free_bytes=min(profile.gpu_free_bytes, most))
 
     @property
     def limits(self) -> ResourceLimits:

@@ -125,9 +125,10 @@ def load(request: pb.Load, rank: int, limits: ResourceLimits, progress: Callable
     sizes = context_sizes(options, shape, adapters, options.rollback)
     limit = request.memory_limit_bytes
     uses_gpu = llama.has_gpu() and 0 not in (options.gpu_layers, options.most_gpu_layers)
-    if limit and not uses_gpu:
+    # With `gpu_memory` alone, the other layers stream through the GPU, which needs all weights in memory.
+    if limit and (not uses_gpu or options.gpu_memory is None):
         budget = min(limit, options.memory or limit)
-        follows = (SHARE.is_divided or limits.gives_back) and kind.follows_memory
+        follows = (SHARE.is_divided or limits.gives_back) and kind.follows_memory and not uses_gpu
         options = replace(options, memory=budget, least_memory=max(1, budget - limits.gives_back) if follows else None)
     if request.prefix_key:
         options = replace(options, reserved=options.reserved + held_bytes(shape))

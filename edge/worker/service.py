@@ -98,6 +98,7 @@ class Worker:
         """Return the device's profile, the worker's limits, and its sessions."""
         options, kind = self._options, own_kind()
         profile = kind.describe(options.name, threads=options.threads, memory_limit_bytes=options.memory_limit_bytes)
+        profile = options.limited(profile)
         return pb.Description(
             name=options.name,
             profile=profile_message(profile),

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from itertools import accumulate, count
+from functools import cached_property, reduce
+from itertools import accumulate, count, pairwise
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,9 @@ from partition.model.model import ModelShape
 from partition.plan.plan import Shard
 from partition.plan.tensor import Limits, attention_bytes, kv_heads
 from partition.predict.drafts import Draft, most_windows
+from partition.predict.residency import LayerBytes
 from partition.predict.speeds import DeviceSpeed, Links, LinkSpeed
+from partition.predict.tiers import OnGpu, TieredSpeed, on_gpu, stacked
 from quant.types import CacheType
 from quant.wire import WIRES
 
@@ -108,6 +110,22 @@ class Work:
         """[layers + 1]: bytes of the prompt's KV cache in the layers before each layer."""
         return self._kv_before(self.prompt)
 
+    @property
+    def expert_share(self) -> float:
+        """Share of the experts that a token uses; 1 for a model without experts."""
+        used, experts = self.shape.n_experts_used, self.shape.n_experts
+        return used / experts if experts > used > 0 else 1.0
+
+    @cached_property
+    def layer_parts(self) -> tuple[LayerBytes, ...]:
+        """Bytes of each layer by part. All weights and those that a token reads give the experts."""
+        unused, parts = 1 - self.expert_share, []
+        layers = zip(self.shape.layer_bytes, self.limits.layer_bytes, pairwise(self.kv_before), strict=True)
+        for weights, read, (before, after) in layers:
+            experts = min(weights, max(0, round((weights - read) / unused))) if unused else 0
+            parts.append(LayerBytes(weights - experts, experts, after - before))
+        return tuple(parts)
+
     def _kv_before(self, tokens: int) -> tuple[int, ...]:
         layers = range(self.shape.n_layers)
         layer_bytes = (self.shape.kv_layer_bytes(layer, tokens, self.kv.keys, self.kv.values) for layer in layers)
@@ -140,6 +158,8 @@ class GroupCost:
     A device that pages reads the bytes without room from disk in every pass, while it computes:
         seconds = max(the above, max_r read bytes_r / disk_r)
     Experts come last into memory, and a pass of b rows reads the share 1 - (1 - used / experts)^b of those on disk.
+    A device with a GPU has a part of the stage there (`partition.predict.tiers`). Each place then adds the time of its
+    share of the layers, and only the rest of the bytes is in memory or is paged.
     """
 
     def __init__(self, work: Work, speeds: Sequence[DeviceSpeed], shards: Sequence[Shard], links: Links) -> None:
@@ -164,64 +184,114 @@ class GroupCost:
         self._heads = [len(shard.heads) / max(1, limits.sizes.heads) for shard in shards]
         self._kv = [_kv_part(limits, shard) for shard in shards]
         self._vocab = [len(shard.vocab) / limits.sizes.vocab for shard in shards]
+        self._parts = [
+            tuple(layer.share(min(part, 1.0), kv_part) for layer in work.layer_parts) if speed.gpu else ()
+            for speed, part, kv_part in zip(speeds, self._layer_bytes, self._kv, strict=True)
+        ]
 
-    def seconds(self, k: Numbers, rows: float, last: Numbers) -> Numbers:
-        """Return the seconds of one decode step with weights in memory. All rows yield logits."""
-        return self._step_s(rows) + k * self.layer_s(rows, self.work.depth) + last * self._head_s(rows)
+    def on_gpu(self, start: int, stop: int) -> tuple[OnGpu, ...]:
+        """Return the part of the stage [start, stop) on the GPU of each rank; () if no rank has a GPU."""
+        if not any(self._parts):
+            return ()
+        return tuple(self._on_gpu(rank, start, stop) for rank in range(len(self.speeds)))
 
-    def prompt_s(self, k: Numbers, last: Numbers, rows: int, disk_s: Numbers = 0.0) -> Numbers:
+    @cached_property
+    def on_gpus(self) -> tuple[OnGpu, ...]:
+        """The same for all stages [i, j), with arrays [layers + 1, layers + 1]."""
+        if not any(self._parts):
+            return ()
+        ends = range(self.work.limits.sizes.layers + 1)
+        return tuple(
+            stacked([[self._on_gpu(rank, start, stop) for stop in ends] for start in ends])
+            for rank in range(len(self.speeds))
+        )
+
+    def _on_gpu(self, rank: int, start: int, stop: int) -> OnGpu:
+        gpu, layers, head = self.speeds[rank].gpu, self._parts[rank][start:stop], 0
+        if gpu is None or not layers:
+            return OnGpu()
+        if stop == self.work.limits.sizes.layers:
+            head = round(self.work.shape.head_bytes * self._vocab[rank])
+        room = gpu.memory_bytes - gpu.runtime_bytes
+        return on_gpu(layers, self.work.expert_share, room, head, self.shards[rank].gpu_layers)
+
+    def _times(self, on_gpu: Sequence[OnGpu]) -> list[DeviceSpeed | TieredSpeed]:
+        """Return the times of each rank. on_gpu: part of the stage on each rank's GPU; (): nothing."""
+        parts = on_gpu or [OnGpu()] * len(self.speeds)
+        return [
+            speed if speed.gpu is None or not on_gpu else TieredSpeed(speed, speed.gpu, part)
+            for speed, part in zip(self.speeds, parts, strict=True)
+        ]
+
+    def seconds(self, k: Numbers, rows: float, last: Numbers, on_gpu: Sequence[OnGpu] = ()) -> Numbers:
+        """Return the seconds of one decode step with weights in memory. All rows yield logits.
+
+        on_gpu: part of the stage on each rank's GPU; (): nothing.
+        """
+        layer_s = self.layer_s(rows, self.work.depth, on_gpu=on_gpu)
+        return self._step_s(rows, on_gpu) + k * layer_s + last * self._head_s(rows, on_gpu)
+
+    def prompt_s(
+        self, k: Numbers, last: Numbers, rows: int, disk_s: Numbers = 0.0, on_gpu: Sequence[OnGpu] = ()
+    ) -> Numbers:
         """Return the seconds of the whole prompt in chunks of `rows` tokens. Only the last row yields logits.
 
         The measurements include attention within a chunk. Attention to earlier chunks is added, so a long prompt's time
         grows quadratically.
 
         disk_s: minimum seconds of each chunk, for reading weights from disk.
+        on_gpu: as for `seconds`.
         """
         whole, rest = divmod(self.work.prompt, rows)
-        seconds: Numbers = last * self._head_s(1)
+        seconds: Numbers = last * self._head_s(1, on_gpu)
         for n, chunk, before in ((whole, rows, (whole - 1) / 2 * rows), (1, rest, whole * rows)):
             if n and chunk:
-                seconds = seconds + n * (self._step_s(chunk) + k * self.layer_s(chunk, before, prompt=True))
+                layer_s = self.layer_s(chunk, before, prompt=True, on_gpu=on_gpu)
+                seconds = seconds + n * (self._step_s(chunk, on_gpu) + k * layer_s)
         return np.maximum(seconds, -(-self.work.prompt // rows) * disk_s)
 
-    def _step_s(self, rows: float) -> float:
+    def _step_s(self, rows: float, on_gpu: Sequence[OnGpu]) -> Numbers:
         """Return the seconds of a step outside of layers and head."""
-        return max(speed.step_s.at(rows) for speed in self.speeds)
+        return _largest([times.step_s.at(rows) for times in self._times(on_gpu)])
 
-    def _head_s(self, rows: float) -> float:
+    def _head_s(self, rows: float, on_gpu: Sequence[OnGpu]) -> Numbers:
         """Return the seconds of the head for this many rows."""
-        return max(speed.head_s.at(rows) * part for speed, part in zip(self.speeds, self._vocab, strict=True))
+        heads = zip(self._times(on_gpu), self._vocab, strict=True)
+        return _largest([times.head_s.at(rows) * part for times, part in heads])
 
-    def layer_s(self, rows: float, depth: float, *, prompt: bool = False) -> float:
-        """Return the seconds of one average layer with its all-reduces.
+    def layer_s(self, rows: float, depth: float, *, prompt: bool = False, on_gpu: Sequence[OnGpu] = ()) -> Numbers:
+        """Return the seconds of one average layer of the stage with its all-reduces.
 
         depth: earlier tokens that each row attends to.
         prompt: the rows belong to one sequence.
+        on_gpu: as for `seconds`. Several ranks are compared by the means of their layers.
         """
-        behind = rows * depth
-        token_s = [speed.row_token_s(prompt=prompt) for speed in self.speeds]
-        if len(self.speeds) == 1:
-            return self.speeds[0].layer_s.at(rows) + behind * token_s[0]
-        attention, ff = 0.0, 0.0
-        for i, speed in enumerate(self.speeds):
-            constant, slope = speed.part_line_s(rows)
+        behind, ranks = rows * depth, self._times(on_gpu)
+        token_s = [times.row_token_s(prompt=prompt) for times in ranks]
+        if len(ranks) == 1:
+            return ranks[0].layer_s.at(rows) + behind * token_s[0]
+        attention, ff = [], []
+        for i, times in enumerate(ranks):
+            constant, slope = times.part_line_s(rows)
             own = behind * token_s[i] * self._heads[i]
-            own += speed.sum_s if self.work.limits.shares_heads else 0.0
-            attention = max(attention, constant / 2 + self._attention[i] * slope + own)
-            ff = max(ff, constant / 2 + self._ff[i] * slope + speed.sum_s)
-        return attention + ff + self.work.limits.sums_a_layer * self.sum_s(rows)
+            own += times.sum_s if self.work.limits.shares_heads else 0.0
+            attention.append(constant / 2 + self._attention[i] * slope + own)
+            ff.append(constant / 2 + self._ff[i] * slope + times.sum_s)
+        return _largest(attention) + _largest(ff) + self.work.limits.sums_a_layer * self.sum_s(rows)
 
-    def own_s(self, rank: int, k: float, last: bool, rows: float = 1) -> float:
+    def own_s(self, rank: int, k: float, last: bool, rows: float = 1, on_gpu: Sequence[OnGpu] = ()) -> float:
         """Return the seconds that one rank computes in a step whose rows all yield logits, without all-reduces and
-        waiting.
+        waiting. on_gpu: as for `seconds`.
         """
-        speed, behind = self.speeds[rank], rows * self.work.depth
-        head = last * self._vocab[rank] * speed.head_s.at(rows)
+        times, behind = self._times(on_gpu)[rank], rows * self.work.depth
+        head = last * self._vocab[rank] * times.head_s.at(rows)
+        attention_s = behind * times.row_token_s(prompt=False)
         if len(self.speeds) == 1:
-            return speed.step_s.at(rows) + k * (speed.layer_s.at(rows) + behind * speed.token_s) + head
+            return float(times.step_s.at(rows) + k * (times.layer_s.at(rows) + attention_s) + head)
         part = self._attention[rank] + self._ff[rank]
-        layer_s = speed.part_s(part, rows) + behind * speed.token_s * self._heads[rank]
-        return speed.step_s.at(rows) + k * layer_s + head
+        constant, slope = times.part_line_s(rows)
+        layer_s = max(0.0, constant + part * slope) + attention_s * self._heads[rank]
+        return float(times.step_s.at(rows) + k * layer_s + head)
 
     def sum_s(self, rows: float) -> float:
         """Return the seconds of one all-reduce of `rows`."""
@@ -248,47 +318,63 @@ class GroupCost:
             for speed, part, held_part, vocab in zip(self.speeds, self._layer_bytes, self._kv, self._vocab, strict=True)
         ]
 
-    def bytes_held(self, weights: Numbers, kv: Numbers, last: Numbers) -> list[Numbers]:
-        """Return the bytes that each rank holds: its needed bytes, limited by its memory. Other weights are paged."""
-        needs = self.bytes_needed(weights, kv, last)
-        return [np.minimum(need, speed.memory_bytes) for need, speed in zip(needs, self.speeds, strict=True)]
+    def bytes_held(self, weights: Numbers, kv: Numbers, last: Numbers, on_gpu: Sequence[OnGpu] = ()) -> list[Numbers]:
+        """Return the bytes that each rank holds in memory and on its GPU. Other weights are paged."""
+        needs, on_gpus = self.bytes_needed(weights, kv, last), self.bytes_on_gpu(last, on_gpu)
+        return [
+            np.minimum(need - there, speed.memory_bytes) + there
+            for need, there, speed in zip(needs, on_gpus, self.speeds, strict=True)
+        ]
 
-    def paged(self, k: Numbers, weights: Numbers, kv: Numbers, last: Numbers) -> list[Numbers]:
-        """Return the bytes of weights that each rank has on disk only: needed bytes minus memory.
+    def bytes_on_gpu(self, last: Numbers, on_gpu: Sequence[OnGpu]) -> list[Numbers]:
+        """Return the bytes on the GPU of each rank. A head that is also the token table is in memory, too."""
+        head = 0 if self.work.shape.head_is_tied else self.work.shape.head_bytes
+        if not on_gpu:
+            return [0] * len(self.speeds)
+        parts = zip(on_gpu, self._vocab, strict=True)
+        return [part.weights + part.kv + part.head * last * head * vocab for part, vocab in parts]
+
+    def paged(
+        self, k: Numbers, weights: Numbers, kv: Numbers, last: Numbers, on_gpu: Sequence[OnGpu] = ()
+    ) -> list[Numbers]:
+        """Return the bytes of weights that each rank has on disk only: needed bytes minus memory and GPU memory.
 
         The result is inf if the rank cannot page, because two layers, KV cache and runtime do not fit.
         """
-        paged_bytes = []
-        for i, (speed, need) in enumerate(zip(self.speeds, self.bytes_needed(weights, kv, last), strict=True)):
-            short = np.maximum(0.0, need - speed.memory_bytes)
+        paged_bytes, parts = [], on_gpu or [OnGpu()] * len(self.speeds)
+        needs, on_gpus = self.bytes_needed(weights, kv, last), self.bytes_on_gpu(last, on_gpu)
+        for i, (speed, need, there) in enumerate(zip(self.speeds, needs, on_gpus, strict=True)):
+            short = np.maximum(0.0, need - there - speed.memory_bytes)
             per_layer = weights * (self._attention[i] + self._ff[i]) / np.maximum(k, 1e-9)
-            window = speed.runtime_bytes + kv * self._kv[i] + WINDOW_LAYERS * per_layer
+            window = speed.runtime_bytes + kv * self._kv[i] - parts[i].kv + WINDOW_LAYERS * per_layer
             can = speed.disk_bytes_per_s is not None
             paged_bytes.append(np.where((short > 0) & ((not can) | (window > speed.memory_bytes)), np.inf, short))
         return paged_bytes
 
-    def disk_s(self, paged: Sequence[Numbers], k: Numbers, weights: Numbers, rows: float) -> Numbers:
+    def disk_s(
+        self, paged: Sequence[Numbers], k: Numbers, weights: Numbers, rows: float, on_gpu: Sequence[OnGpu] = ()
+    ) -> Numbers:
         """Return seconds in which the slowest disk reads what a pass of `rows` rows uses of the paged bytes.
 
         If all experts are used equally often, it makes no difference which of them are in memory.
         """
-        shape, average = self.work.shape, self.work.limits.layer_bytes
-        if shape.n_experts > shape.n_experts_used > 0:
-            used = shape.n_experts_used / shape.n_experts
+        average, used = self.work.limits.layer_bytes, self.work.expert_share
+        if used < 1:
             token_bytes = np.asarray(k) * sum(average) / len(average)  # with the experts that one token uses
-            experts = np.maximum(0.0, (np.asarray(weights) - token_bytes) / (1 - used))
-            unused = (1 - used) ** rows
-            paged = [
-                np.where(np.isinf(n), n, n - unused * np.minimum(n, experts * part))
-                for n, part in zip(paged, self._layer_bytes, strict=True)
-            ]
+            unused, parts, every = (1 - used) ** rows, [], on_gpu or [OnGpu()] * len(self.speeds)
+            for n, share, there in zip(paged, self._layer_bytes, every, strict=True):
+                rest = np.asarray(weights) * share - there.weights, token_bytes * share * (1 - there.layers)
+                experts = np.maximum(0.0, rest[0] - rest[1]) / (1 - used)  # experts that are not on the GPU
+                parts.append(np.where(np.isinf(n), n, n - unused * np.minimum(n, experts)))
+            paged = parts
         times = [n / (speed.disk_bytes_per_s or 1.0) for speed, n in zip(self.speeds, paged, strict=True)]
         return np.maximum.reduce(times)
 
     @property
-    def watts(self) -> float:
-        """Power of all ranks while they compute; nan if the power of a device is unknown."""
-        return sum(np.nan if speed.watts is None else speed.watts for speed in self.speeds)
+    def watts(self) -> tuple[float, float]:
+        """Power of all ranks: what computing adds, and while they wait. nan if the power of a device is unknown."""
+        idle = sum(speed.idle_watts for speed in self.speeds)
+        return sum(np.nan if speed.watts is None else speed.watts for speed in self.speeds) - idle, idle
 
 
 def hop_s(work: Work, before: Sequence[str], after: Sequence[str], links: Links, rows: float) -> tuple[float, float]:
@@ -368,6 +454,11 @@ def per_token_s(pass_s: Numbers, busy_s: Numbers, rows: float, concurrency: int)
     microbatch, whichever is longer.
     """
     return np.maximum(pass_s / concurrency, busy_s / rows)
+
+
+def _largest(values: Sequence[Numbers]) -> Numbers:
+    """Return the largest of numbers, or of each element of arrays."""
+    return values[0] if len(values) == 1 else reduce(np.maximum, values)
 
 
 def _kv_part(limits: Limits, shard: Shard) -> float:

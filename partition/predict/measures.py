@@ -26,7 +26,7 @@ _NEEDED = {
     "energy": ("joules",),
 }
 _OF_WINDOWS = ("joined", "alone_busy")
-_SUMS = ("alone", "joined", "pass", "prompt", "joules")
+_SUMS = ("alone", "joined", "pass", "prompt", "joules", "idle")
 _PEAKS = ("alone_busy", "busy", "prompt_busy", "bytes")
 
 
@@ -34,7 +34,7 @@ class Measures:
     """Measures that `objectives` need, with `microbatches` in flight.
 
     Sums: alone: seconds of a token of a lone request. pass: seconds of a microbatch. prompt: seconds of a chunk of a
-        prompt. joules: energy of a token.
+        prompt. joules: energy that computing a token takes. idle: watts of all devices while they wait.
     Peaks: busy: seconds of a microbatch. prompt_busy: seconds of a prompt. bytes: memory of one device.
 
     If a lone request may have draft windows at several stages, there are two more measures. alone_busy is a peak:
@@ -53,9 +53,11 @@ class Measures:
         hosts: Sequence[str] = (),
         *,
         stages: bool = True,
+        idles: bool = False,
     ) -> None:
         """hosts: hosts that may be overloaded.
         stages: True if a plan may have several stages.
+        idles: True if the power of waiting devices is known. The energy then depends on the time of a token, too.
 
         Raises PlanError for an unknown objective.
         """
@@ -63,7 +65,7 @@ class Measures:
         self._work, self._objectives, self.microbatches = work, objectives, microbatches
         self.rows = work.concurrency / microbatches
         self.prompt_stages = 2  # stages assumed for the chunks of a prompt; more than two count as two
-        self._is_single = work.concurrency == 1
+        self._is_single, self._idles = work.concurrency == 1, idles
         needed = {name for objective in objectives for name in self._needed(objective)}
         if self.rows == 1 and "alone" in needed and work.draft is None:
             needed.discard("pass")  # both measures are equal
@@ -91,23 +93,33 @@ class Measures:
 
     def _needed(self, objective: str) -> tuple[str, ...]:
         """Return the measures that an objective needs. With one request, throughput follows from latency."""
+        if objective == "energy" and self._idles:
+            return (*_NEEDED["energy"], "idle", *self._needed("throughput"))
         return _NEEDED["latency" if objective == "throughput" and self._is_single else objective]
 
     def __call__(self, values: Array) -> Array:
         """Convert measures [D, N] to objectives [K, N]: seconds, seconds per token, seconds, bytes, joules."""
         measures, costs = dict(zip(self.names, values, strict=True)), []
         for name in self._objectives:
-            if name == "latency" or (name == "throughput" and self._is_single):
+            if name == "latency":
                 costs.append(self._alone_s(measures))
             elif name == "throughput":
-                busy_s = np.maximum.reduce([measures["busy"], *(measures[host] for host in self._busy)])
-                pass_s = measures["pass"] if "pass" in measures else measures["alone"]
-                costs.append(cost.per_token_s(pass_s, busy_s, self.rows, self._work.concurrency))
+                costs.append(self._token_s(measures))
+            elif name == "energy" and self._idles:
+                costs.append(measures["joules"] + measures["idle"] * self._token_s(measures))
             elif name == "ttft":  # the same formula as cost.ttft_s; the sum is already divided by the number of chunks
                 costs.append(self._ttft_s(measures))
             else:
                 costs.append(measures[{"memory": "bytes", "energy": "joules"}[name]])
         return np.array(costs)
+
+    def _token_s(self, measures: Mapping[str, Array]) -> Array:
+        """Return the seconds per token with all requests in flight."""
+        if self._is_single:
+            return self._alone_s(measures)
+        busy_s = np.maximum.reduce([measures["busy"], *(measures[host] for host in self._busy)])
+        pass_s = measures["pass"] if "pass" in measures else measures["alone"]
+        return np.asarray(cost.per_token_s(pass_s, busy_s, self.rows, self._work.concurrency))
 
     def _ttft_s(self, measures: Mapping[str, Array]) -> Array:
         if self._chunks == 1:
@@ -172,7 +184,7 @@ class Measures:
         self,
         seconds: Seconds,
         prompt_s: Callable[[], Any],
-        watts: float,
+        watts: tuple[float, float],
         memory: Array,
         parts: Mapping[str, float],
         drafting_s: float = 0.0,
@@ -181,7 +193,7 @@ class Measures:
 
         seconds: returns the seconds of a decode step by its rows.
         prompt_s: returns the seconds of the whole prompt.
-        watts: power of all ranks.
+        watts: power of all ranks that computing takes, and while they wait.
         memory: bytes on the fullest device.
         parts: fraction of each host's cores that all ranks use.
         drafting_s: seconds of drafting for each window.
@@ -194,7 +206,7 @@ class Measures:
             values["joined"] = np.maximum(0.0, cuts[None, :] - cuts[:, None] - 1)
         if "busy" in self.names or "joules" in self.names:
             values["pass"] = values["busy"] = seconds(self.rows)
-            values["joules"] = values["busy"] * watts / self.rows
+            values["joules"], values["idle"] = values["busy"] * watts[0] / self.rows, watts[1]
         if "prompt" in self.sums:
             values["prompt_busy"] = prompt_s()
             values["prompt"] = values["prompt_busy"] / self._chunks

@@ -3,15 +3,17 @@
 A profile is a preset of `devices.catalog`, or a measured speed with the sizes of the model used for the measurement:
 
     {"preset": "pi4"}
+    {"preset": "laptop", "gpu": "rtx-3060", "gpu_memory_bytes": 4e9}
     {"speed": {...}, "layer_bytes": 24e6, "head_bytes": 54e6, "heads": 32}
 
-`speed` has the form that `partition.predict.speeds.speed_to_json` writes. A device whose speed has `disk_bytes_per_s`
-pages weights that do not fit. A profile may also have `rates`: bytes and
-operations per second that the device reports about itself before it is measured.
+`speed` has the form that `partition.predict.speeds.speed_to_json` writes, and `gpu` is the preset of a GPU. A device
+whose speed has `disk_bytes_per_s` pages weights that do not fit. A profile may also have `rates`: bytes and operations
+per second that the device reports about itself before it is measured.
 """
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -51,6 +53,10 @@ class PartTimes:
         self._whole = sizes.layer_bytes / layer_bytes
         self._heads = sizes.heads / heads
         self._head = sizes.head_bytes / head_bytes if last else 0.0
+        self.gpu: PartTimes | None = None  # times of parts on the device's GPU, and its memory
+        if speed.gpu is not None:
+            self.gpu = copy(self)
+            self.gpu.memory_bytes, self.gpu._speed = speed.gpu.memory_bytes, speed.gpu
 
     def step_s(self, rows: int) -> float:
         """Return the seconds of a step outside of layers and head."""
@@ -88,6 +94,12 @@ def _read(profile: Any, sizes: PartSizes) -> tuple[DeviceSpeed, float, float, in
         if preset not in CATALOG:
             raise PlanError(f"profile: preset is {fields.short(preset)}; expected one of {', '.join(CATALOG)}")
         speed = preset_speed(CATALOG[preset], sizes, preset, preset)
+        if (name := profile.get("gpu")) is not None:
+            if name not in CATALOG:
+                raise PlanError(f"profile: gpu is {fields.short(name)}; expected one of {', '.join(CATALOG)}")
+            n_bytes = fields.number(profile.get("gpu_memory_bytes"), "profile.gpu_memory_bytes", fields.MOST_BYTES)
+            gpu = preset_speed(CATALOG[name], sizes, name, name)
+            speed = replace(speed, gpu=replace(gpu, memory_bytes=n_bytes))
         return speed, sizes.layer_bytes, max(1.0, sizes.head_bytes), max(1, sizes.heads)
     record = fields.record(profile, "profile", ("speed", "layer_bytes", "head_bytes", "heads"), ("rates",))
     layer_bytes, head_bytes = (

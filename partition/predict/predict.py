@@ -14,7 +14,7 @@ from partition.predict.drafts import Draft
 from partition.predict.hosts import crowding, used
 from partition.predict.prediction import NO_LAYERS, Prediction, StagePrediction
 from partition.predict.replicas import distribute, slowdowns
-from partition.predict.speeds import Curve, DeviceSpeed, Links, together
+from partition.predict.speeds import Curve, DeviceSpeed, Links, next_to_another, together
 
 _ROWS = (1, 2, 4, 8, 16, 32, 64)  # row counts of decode steps that a simulation may ask for
 _MIB = 1 << 20
@@ -51,11 +51,12 @@ def predict(
     predicted = [
         stage.predicted(rows, times) for stage, times in zip(stages, _crowd(stages, rows, n_groups), strict=True)
     ]
-    joules = sum(stage.joules(rows) for stage in stages)
     latency_s, draft = _alone(stages, work)
+    token_s = latency_s if work.concurrency == 1 else _token_s(stages, work.concurrency, n_groups)
+    joules = sum(stage.joules(rows) + stage.idle_watts * token_s for stage in stages)
     return Prediction(
         latency_s=latency_s,
-        throughput_per_s=1 / (latency_s if work.concurrency == 1 else _token_s(stages, work.concurrency, n_groups)),
+        throughput_per_s=1 / token_s,
         ttft_s=_ttft_s(stages, work.prompt),
         prompt=work.prompt,
         energy_j=None if math.isnan(joules) else joules,
@@ -72,7 +73,15 @@ def _of_pair(
 ) -> Prediction:
     """Predict a plan with a prefill placement. Raises PlanError also if a device has no room for both placements."""
     generates, computes_prompts = plan.placements
-    decode, prefill = (predict(placement, work, speeds, links, microbatches) for placement in plan.placements)
+    decode = predict(generates, work, speeds, links, microbatches)
+    used_bytes = decode.memory_bytes
+    left = {
+        device: replace(next_to_another(speed, speed.most_bytes - used_bytes[device]), memory_bytes=speed.memory_bytes)
+        if speed.gpu is not None and device in used_bytes
+        else speed
+        for device, speed in speeds.items()
+    }
+    prefill = predict(computes_prompts, work, left, links, microbatches)
     prompt_s = prefill.ttft_s or 0.0
     to_owner_s = moved_s(computes_prompts, work, speeds, links, to_owner=True)
     from_owner_s = moved_s(generates, work, speeds, links, to_owner=False)
@@ -82,10 +91,10 @@ def _of_pair(
         decode, ttft_s=both_s + decode.plain_s, prefill=prefill, hand_over_s=max(0.0, both_s - prompt_s)
     )
     for device, need in predicted.memory_bytes.items():
-        if need > speeds[device].memory_bytes:
+        if need > speeds[device].most_bytes:
             raise PlanError(
                 f"both placements on {speeds[device].name} need {need / _MIB:,.0f} MiB there, and"
-                f" {speeds[device].memory_bytes / _MIB:,.0f} are free; leave out prefill, or use another plan for it"
+                f" {speeds[device].most_bytes / _MIB:,.0f} are free; leave out prefill, or use another plan for it"
             )
     return predicted
 
@@ -222,34 +231,39 @@ class _Stage:
         self._weights = weights = work.weights_before[hi] - work.weights_before[lo]
         kv = work.kv_before[hi] - work.kv_before[lo]
         last = not self._after
-        self._paged = [float(n) for n in self._group.paged(self._k, weights, kv, last)]
-        self._bytes_held = [round(float(n)) for n in self._group.bytes_held(weights, kv, last)]
+        self._on_gpu = on_gpu = self._group.on_gpu(lo, hi)
+        self._paged = [float(n) for n in self._group.paged(self._k, weights, kv, last, on_gpu)]
+        self._bytes_held = [round(float(n)) for n in self._group.bytes_held(weights, kv, last, on_gpu)]
+        self._gpu_bytes = [round(float(n)) for n in self._group.bytes_on_gpu(last, on_gpu)]
         for speed, paged, need in zip(
             self._group.speeds, self._paged, self._group.bytes_needed(weights, kv, last), strict=True
         ):
             if math.isinf(paged):
                 raise PlanError(
                     f"layers {stage.layers} on {speed.name} need {float(need) / _MIB:,.0f} MiB there, and"
-                    f" {speed.memory_bytes / _MIB:,.0f} are free; use a smaller type or a smaller --context, or a plan"
+                    f" {speed.most_bytes / _MIB:,.0f} are free; use a smaller type or a smaller --context, or a plan"
                     " that gives it less"
                 )
 
     def seconds(self, rows: float) -> float:
         """Return the seconds of one decode step."""
-        return max(float(self._group.seconds(self._k, rows, not self._after)), self._disk_s(rows))
+        seconds = self._group.seconds(self._k, rows, not self._after, self._on_gpu)
+        return max(float(seconds), self._disk_s(rows))
 
     def _disk_s(self, rows: float) -> float:
-        return float(self._group.disk_s(self._paged, self._k, self._weights, rows))
+        return float(self._group.disk_s(self._paged, self._k, self._weights, rows, self._on_gpu))
 
     def prompt_s(self) -> float:
         """Return the seconds of the whole prompt."""
         rows = cost.chunk_rows(self._work.prompt, self._n_stages)
-        return float(self._group.prompt_s(self._k, not self._after, rows, self._disk_s(rows)))
+        return float(self._group.prompt_s(self._k, not self._after, rows, self._disk_s(rows), self._on_gpu))
 
     def own_s(self, rows: float) -> list[float | None]:
         """Return the seconds that each rank computes in one step; None for a rank that pages or has no layers."""
         return [
-            None if paged or not self.computes else self._group.own_s(rank, self._k, not self._after, rows)
+            None
+            if paged or not self.computes
+            else self._group.own_s(rank, self._k, not self._after, rows, self._on_gpu)
             for rank, paged in enumerate(self._paged)
         ]
 
@@ -265,8 +279,13 @@ class _Stage:
         return float(self._group.moved_s(self._prompt_kv, [self._links.get(*pair) for pair in ends]))
 
     def joules(self, rows: float) -> float:
-        """Return the joules per token."""
-        return self.seconds(rows) * self._group.watts / rows
+        """Return the joules per token that computing takes, above those of waiting."""
+        return self.seconds(rows) * self._group.watts[0] / rows
+
+    @property
+    def idle_watts(self) -> float:
+        """Power of the stage's devices while they wait."""
+        return self._group.watts[1]
 
     def predicted(self, rows: float, crowding: float) -> StagePrediction:
         several, most = len(self.devices) > 1, self._work.prompt
@@ -279,6 +298,7 @@ class _Stage:
             transfer_s=sum(self.hop(1)),
             transfer_busy_s=self.hop(rows)[1],
             memory_bytes=dict(zip(self.devices, self._bytes_held, strict=True)),
+            gpu_bytes=dict(zip(self.devices, self._gpu_bytes, strict=True)) if self._on_gpu else None,
             rows_s=Curve((*((n, self.seconds(n)) for n in by_rows if n < most), (most, self.prompt_s()))),
             sums_s=self._k * self._group.work.limits.sums_a_layer * self._group.sum_s(1) if several else 0.0,
             paged_bytes=round(max(n if math.isfinite(n) else 0.0 for n in self._paged)),

@@ -34,10 +34,16 @@ class StagePrediction:
     # Weights read again from disk in every step, by the rank with the most.
     paged_bytes: Annotated[int, Bounds(fields.MOST_BYTES)] = 0
     crowding: float = 1.0  # slowdown factor while other stages of its host compute
+    # Part of `memory_bytes` in GPU memory, by device. None: no device with a described GPU.
+    gpu_bytes: Mapping[str, Annotated[int, Bounds(fields.MOST_BYTES)]] | None = None
 
     def __post_init__(self) -> None:
         if not self.devices:
             raise PlanError("devices is empty; expected one device or more")
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return fields.encoded(self, without=("gpu_bytes",))
 
     @property
     def computes(self) -> bool:
@@ -122,6 +128,7 @@ class Prediction:
                 stage,
                 devices=tuple(names.get(device, device) for device in stage.devices),
                 memory_bytes={names.get(device, device): n for device, n in stage.memory_bytes.items()},
+                gpu_bytes=stage.gpu_bytes and {names.get(device, device): n for device, n in stage.gpu_bytes.items()},
             )
             for stage in self.stages
         )

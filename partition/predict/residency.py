@@ -12,6 +12,9 @@ from itertools import accumulate
 from typing import Any
 
 SLOTS = 2  # buffers: one layer computes while the next one arrives
+SPARE_BYTES = 512 << 20  # GPU memory for the driver and for rounding, which a device's own choice leaves free
+_PRODUCTS_BYTES = 64 << 20  # driver memory, in addition to the rows of a pass
+_ROW_COPIES = 4  # driver memory in copies of the widest row of a product, as floats
 _LEAST_STREAMED = 3  # minimum number of streamed layers; fewer would save no memory over the two buffers
 _MOST_SUMS = 5_000  # sums that `fullest` tries; a model has few different sizes, so that far fewer suffice
 
@@ -23,6 +26,10 @@ class LayerBytes:
     dense: int  # weights that every token uses
     experts: int = 0  # weights of all experts; a token uses a share of them
     kv: int = 0  # KV cache
+
+    def share(self, weights: float, kv: float) -> LayerBytes:
+        """Return the bytes on a rank with these shares of the weights and of the KV cache."""
+        return LayerBytes(round(self.dense * weights), round(self.experts * weights), round(self.kv * kv))
 
 
 @dataclass(frozen=True)
@@ -64,27 +71,45 @@ class GpuBudget:
         }
 
 
-def place_on_gpu(layers: Sequence[LayerBytes], room: int, expert_share: float = 1.0) -> GpuPlacement:
+def products_bytes(batch: int, widest: int) -> int:
+    """Return an upper bound of the driver's memory for passes of `batch` rows. widest: values of a product's row."""
+    return _PRODUCTS_BYTES + _ROW_COPIES * 4 * batch * widest
+
+
+def fixed_bytes(batch: int, widest: int) -> int:
+    """Return the GPU memory that a model takes beside layers, KV cache and head, estimated before it is loaded.
+
+    llama.cpp's compute buffers are assumed to be as large as the driver's memory for products.
+    """
+    return SPARE_BYTES + 2 * products_bytes(batch, widest)
+
+
+def place_on_gpu(
+    layers: Sequence[LayerBytes], room: int, expert_share: float = 1.0, first_layer: int = 0
+) -> GpuPlacement:
     """Return the placement within `room` bytes that lets a token read as many bytes as possible from the GPU.
 
     llama.cpp keeps the last layers of a model on a GPU, so the dense weights of the others stay in host memory. The
     experts of any of these layers may be on the GPU, all experts of a layer together, because they are one tensor.
 
     expert_share: share of a layer's experts that a token uses. Every token uses all dense weights, so these come first.
+    first_layer: layers before this one stay in host memory.
     """
-    room_for_dense = [
-        room - sum(layer.dense + layer.kv for layer in layers[first:]) for first in range(len(layers) + 1)
-    ]
-    best = GpuPlacement((), ())
-    for first, left in enumerate(room_for_dense):
-        dense = tuple(range(first, len(layers)))
-        most = GpuPlacement(dense, ()).token_bytes(layers, expert_share) + expert_share * left
-        if left < 0 or most <= best.token_bytes(layers, expert_share):
+    dense_bytes = [0, *accumulate(layer.dense + layer.kv for layer in reversed(layers))][::-1]  # from a layer on
+    expert_bytes = [0, *accumulate(layer.experts for layer in reversed(layers))][::-1]
+    best, best_read = GpuPlacement((), ()), 0.0
+    for first, (of_dense, of_experts) in enumerate(zip(dense_bytes, expert_bytes, strict=True)):
+        left = room - of_dense
+        if left < 0 or first < first_layer:
             continue
-        chosen = fullest([layers[n].experts for n in dense], left)
+        if of_dense + expert_share * min(left, of_experts) <= best_read:
+            break  # fewer dense weights can only be worse
+        dense = tuple(range(first, len(layers)))
+        chosen = fullest([layers[n].experts for n in dense], left) if of_experts else []
         placement = GpuPlacement(dense, tuple(dense[i] for i in chosen if layers[dense[i]].experts))
-        if placement.token_bytes(layers, expert_share) > best.token_bytes(layers, expert_share):
-            best = placement
+        read = placement.token_bytes(layers, expert_share)
+        if read > best_read:
+            best, best_read = placement, read
     return best
 
 
@@ -93,23 +118,25 @@ def fullest(sizes: Sequence[int], room: int) -> list[int]:
 
     The search is exact if it ends within `_MOST_SUMS` sums, and the best sum until then otherwise.
     """
-    order = sorted(range(len(sizes)), key=lambda i: (-sizes[i], -i))
-    rest = [0, *accumulate(sizes[i] for i in reversed(order))][::-1]  # sum of the sizes from a place in the order on
-    best, best_sum, tried = list[int](), 0, 0
-    stack: list[tuple[int, int, tuple[int, ...]]] = [(0, 0, ())]  # place in the order, sum, chosen indices
+    equal: dict[int, list[int]] = {}
+    for i in range(len(sizes) - 1, -1, -1):
+        equal.setdefault(sizes[i], []).append(i)
+    kinds = sorted(equal, reverse=True)
+    rest = [0, *accumulate(size * len(equal[size]) for size in reversed(kinds))][::-1]  # sum of this and smaller sizes
+    best: tuple[int, ...] = ()
+    best_sum = tried = 0
+    stack: list[tuple[int, int, tuple[int, ...]]] = [(0, 0, ())]  # kind, sum, count of each kind before
     while stack and tried < _MOST_SUMS and best_sum < min(room, rest[0]):
-        place, total, chosen = stack.pop()
+        kind, total, counts = stack.pop()
         tried += 1
         if total > best_sum:
-            best, best_sum = sorted(chosen), total
-        if place == len(order) or total + rest[place] <= best_sum:
+            best, best_sum = counts, total
+        if kind == len(kinds) or total + rest[kind] <= best_sum:
             continue
-        size = sizes[order[place]]
-        other = next((p for p in range(place, len(order)) if sizes[order[p]] != size), len(order))
-        stack.append((other, total, chosen))  # without this size: equal sizes give equal sums
-        if total + size <= room:
-            stack.append((place + 1, total + size, (*chosen, order[place])))
-    return best
+        size = kinds[kind]
+        most = min(len(equal[size]), (room - total) // size) if size else 0
+        stack += [(kind + 1, total + n * size, (*counts, n)) for n in range(most + 1)]  # most of them first
+    return sorted(i for size, n in zip(kinds, best, strict=False) for i in equal[size][:n])
 
 
 def share_out(layer_bytes: Mapping[int, int], room: int) -> tuple[int, ...] | None:

@@ -77,6 +77,7 @@ class DeviceSpeed:
     sum_s: float = 0.0  # processor seconds for one all-reduce: system calls, additions, cold caches
     disk_bytes_per_s: float | None = None  # read speed of weights from disk; None: the device cannot page
     watts: float | None = None  # power while the device computes
+    idle_watts: float = 0.0  # power while it waits for other devices
     threads: int | None = None  # threads during the measurement; None: all threads that the device offers
     estimate: bool = False  # True if not measured
     preset: bool = False  # True for a preset, a device that is not there; it is also an estimate
@@ -85,18 +86,41 @@ class DeviceSpeed:
     key: str = ""  # key under which the figures are remembered
     host: Host | None = None  # machine that the device runs on; None: not shared
     shares_layers: bool = True  # False: the device computes whole layers only, as a browser's page does
+    # The same device with its weights in GPU memory, which `memory_bytes` and `runtime_bytes` then describe. None: the
+    # times above are those of the place where all weights are.
+    gpu: DeviceSpeed | None = None
 
     def __post_init__(self) -> None:
         for name in ("disk_bytes_per_s", "watts"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise PlanError(f"{self.name}: {name} is {value}; expected a number above 0")
+        if not 0 <= self.idle_watts <= (self.watts or math.inf):
+            raise PlanError(
+                f"{self.name}: idle_watts is {self.idle_watts:g}; expected 0 to watts, its power while it computes"
+            )
 
     def times(self, factor: float) -> DeviceSpeed:
         """Return the same speeds with all computation slowed down by a factor."""
         curves = {name: getattr(self, name).times(factor) for name in _CURVES}
         prompt_token_s = None if self.prompt_token_s is None else self.prompt_token_s * factor
-        return replace(self, **curves, token_s=self.token_s * factor, prompt_token_s=prompt_token_s)
+        gpu = None if self.gpu is None else self.gpu.times(factor)
+        return replace(self, **curves, token_s=self.token_s * factor, prompt_token_s=prompt_token_s, gpu=gpu)
+
+    @property
+    def tiers(self) -> tuple[DeviceSpeed, ...]:
+        """Speeds of each place where weights may be computed: the processor, and the GPU if it is described."""
+        return (self,) if self.gpu is None else (self, self.gpu)
+
+    @property
+    def room_bytes(self) -> int:
+        """Bytes of weights, KV cache and head that fit into the device's memories."""
+        return sum(max(0, tier.memory_bytes - tier.runtime_bytes) for tier in self.tiers)
+
+    @property
+    def most_bytes(self) -> int:
+        """Bytes of the device's memories."""
+        return sum(tier.memory_bytes for tier in self.tiers)
 
     def row_token_s(self, *, prompt: bool) -> float:
         """Return the seconds of a layer's attention per row and earlier token. prompt: the rows share one sequence."""
@@ -130,6 +154,17 @@ class DeviceSpeed:
         """Return (seconds of a layer without any share, additional seconds of the whole layer)."""
         constant = self.part_s(0.0, rows)
         return constant, self.part_s(1.0, rows) - constant
+
+
+def next_to_another(speed: DeviceSpeed, free_bytes: int) -> DeviceSpeed:
+    """Return a device for a model that does not page, beside another one that has filled its GPU before its memory.
+
+    free_bytes: bytes that are free in both together.
+    """
+    gpu = speed.gpu and replace(speed.gpu, memory_bytes=max(0, free_bytes - speed.memory_bytes))
+    return replace(
+        speed, memory_bytes=min(speed.memory_bytes, free_bytes) if gpu else free_bytes, disk_bytes_per_s=None, gpu=gpu
+    )
 
 
 def together(speeds: Sequence[DeviceSpeed]) -> list[DeviceSpeed]:
@@ -191,7 +226,8 @@ _OPTIONAL = ("prompt_token_s", "disk_bytes_per_s")
 def speed_to_json(speed: DeviceSpeed) -> dict[str, Any]:
     """Return a device's measurements as plain values, without its name and age."""
     values: dict[str, Any] = {name: getattr(speed, name).to_json() for name in _CURVES}
-    return values | {name: getattr(speed, name) for name in (*_NUMBERS, *_OPTIONAL, "busy")}
+    values |= {name: getattr(speed, name) for name in (*_NUMBERS, *_OPTIONAL, "busy")}
+    return values if speed.gpu is None else values | {"gpu": speed_to_json(speed.gpu)}
 
 
 def speed_of(values: Any, device: str, name: str, age_s: float) -> DeviceSpeed:
@@ -200,7 +236,7 @@ def speed_of(values: Any, device: str, name: str, age_s: float) -> DeviceSpeed:
     device, name: its current address and name.
     Raises PlanError for invalid values.
     """
-    record = fields.record(values, name, (*_CURVES, *_NUMBERS), (*_OPTIONAL, "busy"))
+    record = fields.record(values, name, (*_CURVES, *_NUMBERS), (*_OPTIONAL, "busy", "gpu"))
     numbers: dict[str, Any] = {}
     for key in (*_NUMBERS, *(name for name in _OPTIONAL if record.get(name) is not None)):
         value = record[key]
@@ -208,4 +244,8 @@ def speed_of(values: Any, device: str, name: str, age_s: float) -> DeviceSpeed:
             raise PlanError(f"{name}: {key} is {fields.short(value)}; expected a number of 0 or more")
         numbers[key] = value
     curves: dict[str, Any] = {key: Curve.from_json(record[key], f"{name}: {key}") for key in _CURVES}
-    return DeviceSpeed(device, name, **curves, **numbers, age_s=age_s, busy=record.get("busy") is True)
+    gpu = record.get("gpu")
+    if isinstance(gpu, dict) and gpu.get("gpu") is not None:  # refused here, because it may be nested very deeply
+        raise PlanError(f"{name}: its gpu has a gpu of its own; leave that out")
+    on_gpu = None if gpu is None else speed_of(gpu, device, f"{name}: gpu", age_s)
+    return DeviceSpeed(device, name, **curves, **numbers, age_s=age_s, busy=record.get("busy") is True, gpu=on_gpu)

@@ -34,7 +34,7 @@ def changes(planner: Planner, objective: str, caps: Mapping[str, float]) -> list
     variants = []
     if len(speeds) > 1:
         variants.append((f"links {FASTER:g} times faster", planner.like(speeds, faster_links(links))))
-    like = min(speeds[1:] or speeds, key=lambda speed: speed.layer_s.at(1))
+    like = min(speeds[1:] or speeds, key=lambda speed: min(tier.seconds for tier in speed.tiers))
     more, all_links = _with_another(speeds, links, like)
     if all_links is not None:
         variants.append((f"one more device like {like.name}", planner.like(more, all_links)))
@@ -86,4 +86,5 @@ def _smaller(speed: DeviceSpeed) -> DeviceSpeed:
     """Return a device's speed for smaller weights: they take less time and less memory."""
     room = max(0, speed.memory_bytes - speed.runtime_bytes)
     curves = {name: getattr(speed, name).times(SMALLER) for name in ("layer_s", "half_layer_s", "head_s")}
-    return replace(speed, **curves, memory_bytes=speed.runtime_bytes + round(room / SMALLER))
+    memory, gpu = speed.runtime_bytes + round(room / SMALLER), speed.gpu and _smaller(speed.gpu)
+    return replace(speed, **curves, memory_bytes=memory, gpu=gpu)

@@ -105,8 +105,8 @@ class CopyRates:
         rows = {cost.chunk_rows(prompt, stages) for stages in (1, 2)}
         layers = self._planner.work.before[-1]
         prompts_s = [
-            min(float(device.prompt_s(layers, False, n) - device.prompt_s(0.0, False, n)) for n in rows)
-            for device in _alone(self._planner)
+            min(float(tier.prompt_s(layers, False, n) - tier.prompt_s(0.0, False, n)) for n in rows for tier in tiers)
+            for tiers in _alone(self._planner)
         ]
         return self._least_s(np.array(prompts_s))
 
@@ -226,7 +226,7 @@ def need(planner: Planner) -> float:
 
 def rooms(planner: Planner) -> list[float]:
     """Return the bytes that each device can hold of a model; inf if it pages."""
-    return [math.inf if s.disk_bytes_per_s else max(0, s.memory_bytes - s.runtime_bytes) for s in planner.speeds]
+    return [math.inf if s.disk_bytes_per_s else s.room_bytes for s in planner.speeds]
 
 
 def best_sums(rates: Array) -> Array:
@@ -251,19 +251,23 @@ def subsets(mask: int) -> Iterator[int]:
         subset = (subset - 1) & mask
 
 
-def _alone(planner: Planner) -> list[GroupCost]:
-    """Return the costs of each device alone."""
-    limits, links = planner.work.limits, planner.links
+def _alone(planner: Planner) -> list[list[GroupCost]]:
+    """Return the costs of each device alone, with all layers on the processor and with all layers on its GPU."""
+    work, links = planner.work, planner.links
     return [
-        GroupCost(planner.work, [speed], shards(limits, (speed.device,), (1.0,)), links) for speed in planner.speeds
+        [GroupCost(work, [tier], shards(work.limits, (tier.device,), (1.0,)), links) for tier in speed.tiers]
+        for speed in planner.speeds
     ]
 
 
 def _lines(planner: Planner, rows: float) -> tuple[Array, Array, Array]:
-    """Return the seconds of a step, of all layers and of the head on each device, for this many rows."""
+    """Return the least seconds of a step, of all layers and of the head on each device, for this many rows."""
     layers, parts = planner.work.before[-1], []
-    for device in _alone(planner):
-        step_s = device.seconds(0.0, rows, False)
-        parts.append((step_s, device.seconds(layers, rows, False) - step_s, device.seconds(0.0, rows, True) - step_s))
+    for tiers in _alone(planner):
+        lines = []
+        for tier in tiers:
+            step_s = tier.seconds(0.0, rows, False)
+            lines.append((step_s, tier.seconds(layers, rows, False) - step_s, tier.seconds(0.0, rows, True) - step_s))
+        parts.append(np.min(lines, axis=0))
     step_s, layers_s, head_s = np.array(parts).T
     return step_s, np.maximum(layers_s, 1e-12), head_s

@@ -143,9 +143,7 @@ def infeasible(planner: Planner) -> str:
     work = planner.work
     parts = {"weights": work.weights_before[-1], "KV cache": work.kv_before[-1], "head": work.shape.head_bytes}
     needs = ", ".join(f"{name} {n / _MIB:,.0f}" for name, n in parts.items())
-    have = "; ".join(
-        f"{speed.name} has {max(0, speed.memory_bytes - speed.runtime_bytes) / _MIB:,.0f}" for speed in planner.speeds
-    )
+    have = "; ".join(f"{speed.name} has {speed.room_bytes / _MIB:,.0f}" for speed in planner.speeds)
     return (
         f"no plan fits: the model needs {sum(parts.values()) / _MIB:,.0f} MiB ({needs}), and beside its own process"
         f" {have}; use a smaller type or a smaller --context, or add a device"

@@ -19,6 +19,7 @@ from types import MappingProxyType
 
 import numpy as np
 
+from partition.errors import PlanError
 from partition.plan.plan import Plan
 from partition.predict import cost
 from partition.predict.hysteresis import PREFILL, clearly_better, plan_threshold
@@ -43,7 +44,7 @@ class Phases:
         """most_bytes: largest memory of a pair on any device."""
         self._planner = planner
         self._by_device = planner.by_device
-        self._rooms = [min(speed.memory_bytes, most_bytes) for speed in planner.speeds]
+        self._rooms = [min(speed.most_bytes, most_bytes) for speed in planner.speeds]
         self._for_prompts = planner.for_prompts()
         self._whole = [max(both) for both in zip(planner.whole_bytes(), self._for_prompts.whole_bytes(), strict=True)]
         self._tables: dict[tuple[int, ...], PrefillTable] = {}  # by free memory of the devices
@@ -100,8 +101,19 @@ class Phases:
             placement = self._pair(Placed(decode, pair.microbatches, ()), for_prompts.plan(pair.prefill))
             if "memory" in objectives:
                 values["memory"] = max(self._predicted(placement).memory_bytes.values())
+            if self._shares_gpu(placement.plan):  # the search gave the whole GPU to both placements
+                self.exact, self.gap = False, math.inf
+                try:
+                    values["ttft"] = self._predicted(placement).ttft_s or 0.0
+                except PlanError:
+                    continue
             placed.append(replace(placement, objectives=tuple(values[name] for name in objectives)))
         return non_dominated(placed, lambda placed: placed.objectives)
+
+    def _shares_gpu(self, pair: Plan) -> bool:
+        """Return True if both placements of a pair use the GPU of a device."""
+        decode, prefill = (set(placement.computing_devices) for placement in pair.placements)
+        return any(self._by_device[device].gpu is not None for device in decode & prefill)
 
     def _with_room(self, bounds: Sequence[Pair], most_s: float) -> list[Pair]:
         """Return the pairs that fit into memory, with replacements for some that do not. Set `gap` from the difference

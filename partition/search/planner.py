@@ -27,7 +27,7 @@ from partition.predict.measures import Measures
 from partition.predict.objectives import limited_by
 from partition.predict.predict import predict
 from partition.predict.prediction import Prediction
-from partition.predict.speeds import DeviceSpeed, Links
+from partition.predict.speeds import DeviceSpeed, Links, next_to_another
 from partition.search.best import Solution
 from partition.search.problem import Outdone, Problem, check_watts, one_stage, with_peaks
 from partition.search.search import Front, front
@@ -162,15 +162,13 @@ class Planner:
 
         n_bytes: bytes by the index of a device. Groups of other devices, their costs and hops are shared with this
             planner.
-        pages: True if they may page as before.
+        pages: True if they may page, and have their GPU, as before. Otherwise another model fills the GPU first.
         """
         other = copy(self)
-        other.speeds = tuple(
-            replace(speed, memory_bytes=n_bytes[i], disk_bytes_per_s=speed.disk_bytes_per_s if pages else None)
-            if i in n_bytes
-            else speed
-            for i, speed in enumerate(self.speeds)
-        )
+        speeds = list(self.speeds)
+        for i, n in n_bytes.items():
+            speeds[i] = replace(speeds[i], memory_bytes=n) if pages else next_to_another(speeds[i], n)
+        other.speeds = tuple(speeds)
         other.groups = []
         for group in self.groups:
             key = group.members, tuple(n_bytes.get(i) for i in group.members), pages
@@ -216,7 +214,8 @@ class Planner:
         """
         hosts = crowded(speed.host for speed in self.speeds) if self.pipeline else []
         stages = self.pipeline and len(self.speeds) > 1
-        measures = Measures(self.work, tuple(objectives), microbatches, hosts, stages=stages)
+        idles = any(speed.idle_watts for speed in self.speeds)
+        measures = Measures(self.work, tuple(objectives), microbatches, hosts, stages=stages, idles=idles)
         check_watts(objectives, self.speeds)
         may_be_thin = self.thin and (self._for_prompts or self.work.drafts_thin)
         thin = cache(self._owner.thin_costs) if may_be_thin else None

@@ -16,6 +16,7 @@ from partition.predict.cost import GroupCost, Work
 from partition.predict.hosts import used
 from partition.predict.measures import Measures
 from partition.predict.speeds import DeviceSpeed, Links, together
+from partition.predict.tiers import TieredSpeed, on_gpu
 from partition.search.problem import Group
 
 Array = NDArray[np.float64]
@@ -70,7 +71,7 @@ class StageGroup:
         chosen = self._choices[self._choice[start, stop]]
         last = stop == self.work.limits.sizes.layers
         at = (start, stop)
-        paged = chosen.paged(self._k[at], self._weights[at], self._kv[at], last)
+        paged = chosen.paged(self._k[at], self._weights[at], self._kv[at], last, chosen.on_gpu(start, stop))
         return tuple(
             replace(
                 shard,
@@ -120,7 +121,9 @@ class StageGroup:
 
     def _stage_costs(self, measures: Measures, owner: str) -> Array:
         """Return the measures of every stage [i, j); inf if it is impossible."""
-        memory = self._chosen(lambda group: np.maximum.reduce(group.bytes_held(self._weights, self._kv, self._is_last)))
+        memory = self._chosen(
+            lambda group: np.maximum.reduce(group.bytes_held(self._weights, self._kv, self._is_last, group.on_gpus))
+        )
         drafting_s = self.work.drafting_s(self.devices, owner)
         hosts, watts = used(speed.host for speed in self.speeds), self._choices[0].watts
         stage = measures.for_stages(self._seconds, self._prompt_s, watts, memory, hosts, drafting_s)
@@ -161,7 +164,7 @@ class StageGroup:
         if member not in self.members:
             return np.zeros_like(self._k)
         rank = self.members.index(member)
-        return self._chosen(lambda group: group.bytes_held(self._weights, self._kv, self._is_last)[rank])
+        return self._chosen(lambda group: group.bytes_held(self._weights, self._kv, self._is_last, group.on_gpus)[rank])
 
     def whole_bytes(self) -> list[float]:
         """Return the bytes that each member needs if these devices share all layers, and no memory is short."""
@@ -171,18 +174,19 @@ class StageGroup:
     def whole_s(self, rows: float) -> float:
         """Return the seconds of a decode step of the stage with all layers; inf if it is impossible."""
         group, at = self._choices[self._choice[0, -1]], (0, -1)
-        paged = group.paged(self._k[at], self._weights[at], self._kv[at], True)
+        on_gpu = group.on_gpu(0, self.work.limits.sizes.layers)
+        paged = group.paged(self._k[at], self._weights[at], self._kv[at], True, on_gpu)
         if not self._is_stage[at] or not np.isfinite(np.maximum.reduce(paged)):
             return np.inf
-        disk_s = group.disk_s(paged, self._k[at], self._weights[at], rows)
-        return float(max(group.seconds(self._k[at], rows, True), disk_s))
+        disk_s = group.disk_s(paged, self._k[at], self._weights[at], rows, on_gpu)
+        return float(max(group.seconds(self._k[at], rows, True, on_gpu), disk_s))
 
     def _seconds(self, rows: float) -> Array:
         """Return the seconds of a decode step of every stage [i, j): [n+1, n+1]."""
 
         def evaluate(group: GroupCost) -> Array:
-            seconds: Array = np.maximum(group.seconds(self._k, rows, self._is_last), self._disk_s(group, rows))
-            return seconds
+            seconds: Array = group.seconds(self._k, rows, self._is_last, group.on_gpus)
+            return np.maximum(seconds, self._disk_s(group, rows))
 
         return self._chosen(evaluate)
 
@@ -193,18 +197,18 @@ class StageGroup:
 
         def evaluate(group: GroupCost) -> Array:
             prompt, chunk = self.work.prompt, cost.chunk_rows(self.work.prompt)
-            seconds: Array = group.prompt_s(self._k, self._is_last, chunk, self._disk_s(group, chunk))
-            longer = cost.chunk_rows(prompt, 1)
-            whole = group.prompt_s(self._k[0, -1], True, longer, self._disk_s(group, longer)[0, -1])
-            seconds[0, -1] = whole
+            disk_s = self._disk_s(group, chunk)
+            seconds: Array = group.prompt_s(self._k, self._is_last, chunk, disk_s, group.on_gpus)
+            longer, on_gpu = cost.chunk_rows(prompt, 1), group.on_gpu(0, self.work.limits.sizes.layers)
+            seconds[0, -1] = group.prompt_s(self._k[0, -1], True, longer, self._disk_s(group, longer)[0, -1], on_gpu)
             return seconds
 
         return self._chosen(evaluate)
 
     def _disk_s(self, group: GroupCost, rows: float) -> Array:
         """Return the seconds in which the slowest disk reads the paged weights of `rows` rows, for every stage."""
-        paged = group.paged(self._k, self._weights, self._kv, self._is_last)
-        seconds: Array = group.disk_s(paged, self._k, self._weights, rows)
+        paged = group.paged(self._k, self._weights, self._kv, self._is_last, group.on_gpus)
+        seconds: Array = group.disk_s(paged, self._k, self._weights, rows, group.on_gpus)
         return seconds
 
     def _chosen(self, evaluate: Callable[[GroupCost], Array]) -> Array:
@@ -216,8 +220,9 @@ class StageGroup:
 
     def _most_paged(self, group: GroupCost) -> Array:
         """Return the bytes that the rank with the most paging reads again in every pass."""
-        paged: Array = np.maximum.reduce(group.paged(self._k, self._weights, self._kv, self._is_last))
-        return paged
+        paged = group.paged(self._k, self._weights, self._kv, self._is_last, group.on_gpus)
+        most: Array = np.maximum.reduce(paged)
+        return most
 
     def _share_by_memory(self, short: NDArray[np.bool_], lengths: NDArray[np.int64]) -> None:
         """Compute other shares for stages whose memory does not allow shares by speed.
@@ -241,7 +246,7 @@ class StageGroup:
 
     def _room(self, n_bytes: float) -> list[float]:
         """Return the fraction of a stage of `n_bytes` that fits into each rank's memory."""
-        return [max(0.0, _TIGHT * (speed.memory_bytes - speed.runtime_bytes)) / n_bytes for speed in self.speeds]
+        return [_TIGHT * speed.room_bytes / n_bytes for speed in self.speeds]
 
     def _cost(self, most: Sequence[float]) -> GroupCost:
         """Return the cost with shares by speed. most: largest share of each rank."""
@@ -255,13 +260,23 @@ class StageGroup:
             return [1.0]
         # A rank's work outside of layers is spread over its layers, so the owner gets a smaller share.
         layers, rows = self.work.limits.sizes.layers, self._rows
-        lines = [speed.part_line_s(rows) for speed in self.speeds]
+        times = [_even_share(speed, self.work, len(self.members)) for speed in self.speeds]
+        lines = [each.part_line_s(rows) for each in times]
         own = [
-            speed.step_s.at(rows) / layers + self.work.limits.sums_a_layer * speed.sum_s + constant
-            for speed, (constant, _) in zip(self.speeds, lines, strict=True)
+            float(each.step_s.at(rows) / layers + self.work.limits.sums_a_layer * each.sum_s + constant)
+            for each, (constant, _) in zip(times, lines, strict=True)
         ]
         slopes = [slope + attention_s for (_, slope), attention_s in zip(lines, self._attention_s, strict=True)]
         return parts(own, slopes, most or [1.0] * len(self.members))
+
+
+def _even_share(speed: DeviceSpeed, work: Work, members: int) -> DeviceSpeed | TieredSpeed:
+    """Return the times of a member that has as much of all layers as each other member."""
+    if speed.gpu is None:
+        return speed
+    even = tuple(layer.share(1 / members, 1 / members) for layer in work.layer_parts)
+    room, head = speed.gpu.memory_bytes - speed.gpu.runtime_bytes, round(work.shape.head_bytes / members)
+    return TieredSpeed(speed, speed.gpu, on_gpu(even, work.expert_share, room, head))
 
 
 def _budget(n_bytes: int) -> int:

@@ -41,7 +41,7 @@ MANY_LINES = 500  # in a file
 ON_ARRAYS = {"quant.gguf.imatrix", "quant.wire", "transport.collective", "partition.state.parts"} | {
     "partition.state.sequence",
     "partition.state.recurrent",
-    *(f"partition.predict.{name}" for name in ("cost", "measures", "onnx_predict", "predict", "replicas")),
+    *(f"partition.predict.{name}" for name in ("cost", "measures", "onnx_predict", "predict", "replicas", "tiers")),
 }
 PAGES = [
     *ROOT.glob("*.md"),

@@ -30,6 +30,7 @@ from edge.quantization.gguf import quantize
 from edge.weights import gpu_layers
 from partition.model.file import ModelFile
 from partition.plan.plan import Range
+from partition.predict.residency import SPARE_BYTES
 from quant.mixes import mix_by_name
 from quant.types import cache_type
 from tests.support.deployments import deployed, pipeline, questions, tensor
@@ -129,7 +130,7 @@ def test_ranks_measure_each_for_itself(one_worker: Worker, expected: list[int]) 
 
 def test_as_many_as_have_room_where_it_is_fast(expected: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU of this speed, and of little memory, beside a processor that is slower."""
-    baseline = gpu_layers._context_buffers(MODEL_PATH, SIZES) + gpu_layers.SPARE_BYTES
+    baseline = gpu_layers._context_buffers(MODEL_PATH, SIZES) + SPARE_BYTES
     sizes = gpu_layers.layer_sizes(ModelFile.open(MODEL_PATH).shape, SIZES)
     monkeypatch.setattr(ggml, "gpu_free_bytes", lambda *_: baseline + sum(sizes[:4]))
     monkeypatch.setattr(gpu_layers, "_time_token", lambda *provided: BestTime(1.0 if provided[-1] else 2.0, True))

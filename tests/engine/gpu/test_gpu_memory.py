@@ -181,7 +181,7 @@ def test_what_is_measured_is_remembered_by_the_batch_and_the_layers(monkeypatch:
     Driver(monkeypatch)
     keys: list[str] = []
     monkeypatch.setattr("edge.weights.gpu_budget.processor_rows", lambda batch, a_pass, key: keys.append(key()) or 0)
-    monkeypatch.setattr("edge.weights.gpu_parts._PRODUCTS_BYTES", 0)
+    monkeypatch.setattr("partition.predict.residency._PRODUCTS_BYTES", 0)
     monkeypatch.setattr("edge.weights.gpu_budget.MARGIN_BYTES", 1 << 20)
     for batch in (32, 32, 16):
         with Engine(MODEL_PATH, replace(OPTIONS, batch=batch, gpu_memory=8400 << 10)) as engine:
@@ -195,7 +195,7 @@ def test_a_budget_holds_what_the_driver_really_gives(kib: int, monkeypatch: pyte
     with Engine(MODEL_PATH, OPTIONS) as engine:
         expected = answer(engine)
     driver = Driver(monkeypatch)
-    monkeypatch.setattr("edge.weights.gpu_parts._PRODUCTS_BYTES", 0)
+    monkeypatch.setattr("partition.predict.residency._PRODUCTS_BYTES", 0)
     for name, value in (("processor_rows", lambda *_: 0), ("MARGIN_BYTES", 1 << 20)):
         monkeypatch.setattr(f"edge.weights.gpu_budget.{name}", value)
     with Engine(MODEL_PATH, replace(OPTIONS, gpu_memory=kib << 10)) as engine:

@@ -27,7 +27,7 @@ ALL_ON_GPU = 1 << 40
 def _on_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     """The processor is the GPU, and takes no memory for products."""
     monkeypatch.setattr("edge.weights.budgets.first_gpu", ggml.cpu_device)
-    monkeypatch.setattr("edge.weights.gpu_parts._PRODUCTS_BYTES", 0)
+    monkeypatch.setattr("partition.predict.residency._PRODUCTS_BYTES", 0)
     monkeypatch.setattr("edge.weights.on_gpu._CHUNK", 50_000)  # a weight is copied in several pieces
 
 

@@ -214,13 +214,17 @@ def test_a_file_that_is_broken_is_measured_anew(tmp_path: Path, text: str) -> No
 
 def test_a_speed_of_another_version_is_measured_anew() -> None:
     layers = object.__new__(_LayerProfiler)
-    layers._devices, layers.pages = Devices(None, 1), [False]
+    layers._devices, layers.pages, layers.has_two_tiers = Devices(None, 1), [False], [False]
     speed = device("b:1", 3 * MS)
     assert layers.read(0, speed_to_json(speed)) == replace(speed, device=LOCAL, name="this device")
     assert layers.read(0, {"layer_s": [[1, 0.1]]}) is None
     layers.pages = [True]  # a device that may have to page needs the speed of its disk
     assert layers.read(0, speed_to_json(speed)) is None
-    assert layers.read(0, speed_to_json(replace(speed, disk_bytes_per_s=1e8))) is not None
+    speed = replace(speed, disk_bytes_per_s=1e8)
+    assert layers.read(0, speed_to_json(speed)) is not None
+    layers.has_two_tiers = [True]  # a device with a GPU that may be too small needs the times of both
+    assert layers.read(0, speed_to_json(speed)) is None
+    assert layers.read(0, speed_to_json(replace(speed, gpu=replace(speed, disk_bytes_per_s=None)))) is not None
 
 
 def test_a_file_that_is_no_text_is_measured_anew(tmp_path: Path) -> None:

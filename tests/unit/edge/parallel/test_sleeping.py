@@ -20,6 +20,7 @@ from edge.llama.hooks import Hook
 from edge.llm.engine import ModelRunner
 from edge.llm.options import EngineOptions
 from edge.models.demo import MODEL_PATH
+from edge.models.synth import SHAPES, outline
 from edge.parallel.engine_kinds import own_kind
 from edge.parallel.shard import Shard
 from edge.parallel.sleeping import Sleeper, SleepingEngine
@@ -29,11 +30,13 @@ from edge.worker.timing import time_shard
 from partition.errors import PlanError
 from partition.model.file import ModelFile
 from partition.plan.arrange import make_plan
-from partition.plan.plan import Plan, Range
+from partition.plan.plan import LOCAL, Plan, Range
 from partition.predict.part_times import PartTimes, profile_json
 from partition.predict.predict import compute_s
-from partition.predict.presets import PartSizes
+from partition.predict.presets import PartSizes, preset_speed
+from partition.predict.residency import fixed_bytes
 from partition.predict.speeds import Curve, DeviceSpeed, Links, LinkSpeed
+from partition.search.planner import Planner
 from partition.slices.gguf_slice import limits
 from partition.slices.recipe import Literal
 from quant.errors import ModelFileError
@@ -394,3 +397,25 @@ def test_reported_rates_do_not_change_the_times_of_a_profile() -> None:
     profile = profile_json(uneven("x"), SIZES)
     times = [PartTimes(values, SIZES, last=True, alone=True) for values in (profile, {**profile, "rates": [1.0, 1.0]})]
     assert times[0].attention_s(1, 8) == times[1].attention_s(1, 8) > 0
+
+
+@pytest.mark.parametrize(("model", "n_bytes"), [
+    ("llama-3.1-8b", 2 << 30), ("llama-3.1-8b", 4 << 30), ("llama-3.1-8b", 11 << 30),
+    ("qwen3-30b-a3b", 2 << 30), ("qwen3-30b-a3b", 8 << 30), ("qwen3-30b-a3b", 40 << 30),
+])  # fmt: skip
+def test_a_device_with_a_gpu_takes_what_the_planner_predicts(model: str, n_bytes: int, tmp_path: Path) -> None:
+    """Each layer sleeps where its weights are, and the planner predicts from sums over layers."""
+    outline(tmp_path / "model.gguf", SHAPES[model])
+    file = ModelFile.open(tmp_path / "model.gguf")
+    sizes, options = PartSizes.from_file(file), replace(OPTIONS, context=512, batch=512)
+    laptop = replace(CATALOG["laptop"], memory_bytes=64 << 30)
+    fixed = fixed_bytes(512, max(file.shape.n_embd, *file.shape.n_ff))
+    gpu = replace(preset_speed(CATALOG["rtx-3060"], sizes, "", ""), memory_bytes=n_bytes, runtime_bytes=fixed)
+    speed = replace(preset_speed(laptop, sizes, LOCAL, LOCAL), gpu=gpu)
+    planner = Planner(work_of(file, EngineOptions(context=512), depth=0), [speed], Links(), "", "")
+    times = PartTimes(profile_json(speed, sizes), sizes, last=True, alone=True)
+    clock = Clock()
+    with closing(SleepingEngine(file, options, [], times, Sleeper(clock.perf_counter, clock.sleep))) as engine:
+        decode(engine, 1, 0)
+    [placed] = planner.front(("latency",))[0]
+    assert clock.now == pytest.approx(planner.predict(placed.plan).stages[0].compute_s, rel=0.01)

@@ -1,5 +1,6 @@
 """Budgets of memory and GPU memory, as a user sets them or as the machine has them."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,8 +10,8 @@ from edge.errors import EngineError
 from edge.llama import ggml, llama
 from edge.weights import budgets
 from edge.weights.budgets import Budgets, chosen_budgets
-from edge.weights.gpu_layers import SPARE_BYTES
 from edge.weights.on_gpu import GpuRequest
+from partition.predict.residency import SPARE_BYTES
 
 GIB = 1 << 30
 FREE, ON_GPU, OWN = 10 * GIB, 4 * GIB, GIB // 8
@@ -34,7 +35,9 @@ def chosen(n_bytes: int, experts: int = 0, **options: Any) -> Budgets:
 
 
 def test_options_of_a_user_are_kept() -> None:
-    assert chosen(99 * GIB, memory=5) == Budgets(5, None)
+    assert chosen(99 * GIB, memory=5) == Budgets(5, ITS_GPU)
+    assert chosen(99 * GIB, memory=5, most_gpu_layers=9) == Budgets(5, replace(ITS_GPU, most_layers=9))
+    assert chosen(99 * GIB, memory=5, most_gpu_layers=0) == Budgets(5, None)
     assert chosen(99 * GIB, memory=5, gpu_memory=6) == Budgets(5, GpuRequest(7, budget=6))
     assert chosen(99 * GIB, memory=5, gpu_layers=3) == Budgets(5, GpuRequest(7, layers=3))
     assert chosen(99 * GIB, memory=5, gpu_layers=0) == Budgets(5, None)
@@ -59,5 +62,6 @@ def test_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(llama, "has_gpu", lambda: False)
     assert chosen(FREE, experts=8) == Budgets(None, None)
     assert chosen(FREE + 1, experts=8) == Budgets(AUTOMATIC, None, is_own_choice=True)
+    assert chosen(99 * GIB, memory=5) == Budgets(5, None)
     with pytest.raises(EngineError, match="finds no GPU"):
         chosen(GIB, gpu_memory=5)
