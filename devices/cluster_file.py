@@ -24,7 +24,7 @@ MAX_DISK_MB_PER_S = 100_000.0
 MAX_DELAY_MS = 60_000.0
 # 400 Gbit/s are 50 GB/s, the memory bandwidth of a good laptop: no link between such devices is faster.
 MAX_MBPS = 400_000.0
-_DEVICE_KEYS = ("name", "address", "preset", "memory", "watts", "threads", "speed", "disk_mb_per_s")
+_DEVICE_KEYS = ("name", "address", "preset", "memory", "watts", "idle_watts", "threads", "speed", "disk_mb_per_s")
 _LINK_KEYS = ("between", "delay_ms", "bandwidth_mbps")
 
 
@@ -40,6 +40,7 @@ class ClusterDevice:
     threads: int | None = None
     speed: float | None = None  # factor on the measured speed, or on the preset's
     disk_bytes_per_s: float | None = None  # reading speed
+    idle_watts: float | None = None  # power while it waits for other devices
 
     @property
     def is_local(self) -> bool:
@@ -152,6 +153,7 @@ def _device(table: Table) -> ClusterDevice:
         preset=preset,
         memory_bytes=table.size("memory"),
         watts=table.number("watts", 0.01, MAX_WATTS),
+        idle_watts=table.number("idle_watts", 0, MAX_WATTS),
         threads=table.whole("threads", 1, MAX_THREADS),
         speed=table.number("speed", 1 / MAX_SPEED, MAX_SPEED),
         disk_bytes_per_s=None if disk is None else disk * 1e6,

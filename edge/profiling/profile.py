@@ -120,8 +120,9 @@ def with_overrides(speed: Speed, overrides: ClusterDevice | None) -> Speed:
         memory_bytes=min(speed.memory_bytes, overrides.memory_bytes or speed.memory_bytes),
         watts=overrides.watts or speed.watts,
     )
-    if isinstance(changed, DeviceSpeed) and overrides.disk_bytes_per_s:
-        return replace(changed, disk_bytes_per_s=overrides.disk_bytes_per_s)
+    if isinstance(changed, DeviceSpeed):
+        disk = overrides.disk_bytes_per_s or changed.disk_bytes_per_s
+        return replace(changed, disk_bytes_per_s=disk, idle_watts=overrides.idle_watts or 0.0)
     return changed
 
 

@@ -57,6 +57,9 @@ class Case:
                     watts=some(3, 60) if watts else None,
                 )
             )
+        apart = np.random.default_rng(round(1e12 * self.speeds[0].token_s))  # the numbers above stay those of the seed
+        if watts and apart.random() < 0.5:
+            self.speeds = [replace(speed, idle_watts=float(apart.uniform(0, 3))) for speed in self.speeds]
         self.links = uneven_links(rng, NAMES[:devices])
         if rng.random() < 0.5:  # some of them on one machine
             hosts = [Host("x", 2, int(rng.choice([1, 2]))), Host("x", 2, 2), None]

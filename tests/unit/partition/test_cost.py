@@ -374,7 +374,7 @@ def test_ways_are_those_in_the_direction_of_what_crosses() -> None:
 
 
 def test_ranks_of_a_stage_draw_together() -> None:
-    assert a_pair(device(watts=5.0), device("b", watts=7.0)).watts == 12
+    assert a_pair(device(watts=5.0), device("b", watts=7.0, idle_watts=1.0)).watts == (11, 1)
 
 
 def test_energy_is_what_busy_devices_draw() -> None:
@@ -427,3 +427,15 @@ def test_shares_of_equal_and_of_unequal_ranks() -> None:
     assert parts([0, 0], [1, 1000], [1, 1]) == pytest.approx([0.98, 0.02])
     assert parts([0, 0], [1, 1], [0.2, 0.6]) == pytest.approx([0.25, 0.75])
     assert parts([1], [1], [1]) == [1]
+
+
+def test_energy_counts_waiting_devices() -> None:
+    """Computing takes 10 - 2 W for 3 ms and 5 - 1 W for 1 ms of each token; waiting 3 W for all of its 4 ms."""
+    speeds = [device(watts=10.0, idle_watts=2.0), device("b", watts=5.0, idle_watts=1.0)]
+    links = linked([LOCAL, "b"], LinkSpeed(0.0, 5e10))
+    result = predicted(speeds, links, 3, 4)
+    assert result.energy_j == pytest.approx((8 * 3 + 4 * 1 + 3 * 4) * MS, rel=1e-3)
+    idle = replace(speeds[0], idle_watts=0.0), replace(speeds[1], idle_watts=0.0)
+    assert predicted(list(idle), links, 3, 4).energy_j == pytest.approx((10 * 3 + 5 * 1) * MS, rel=1e-3)
+    with pytest.raises(PlanError, match="idle_watts is 11; expected 0 to watts"):
+        replace(speeds[0], idle_watts=11.0)
