@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from edge.llm.pieces import Pieces
     from edge.llm.requests import Event
     from edge.llm.sampler import SamplingParams
+    from edge.onnx.predictions import Prediction, Predictions
     from edge.pictures.front import write_picture
     from edge.pictures.page import write_page
     from edge.planning.choice import PlanChoice
@@ -79,6 +80,7 @@ _HOMES = {
     "edge.llm.sampler": ("SamplingParams",),
     "edge.llm.pieces": ("Pieces",),
     "edge.llm.requests": ("Event",),
+    "edge.onnx.predictions": ("Prediction", "Predictions"),
     "edge.pictures.front": ("write_picture",),
     "edge.pictures.page": ("write_page",),
     "edge.planning.choice": ("PlanChoice",),
@@ -97,10 +99,10 @@ __all__ = [
     "CannotSlice", "Chat", "ChatFileError", "Cluster", "ClusterFileError", "ContextFull", "EdgeError",
     "EngineError", "EngineOptions", "Event", "Exchange", "Front", "HubError", "Interrupted", "MediaError", "Model",
     "ModelFileError", "NetworkFronts", "NotEnoughMemory", "OnnxModel", "PictureError", "Pieces", "PlanChoice",
-    "PlanError", "PlanOptions", "RequestStream", "Response", "SamplingError", "SamplingParams", "ShowStep",
-    "SizeTooSmall", "SliceError", "Steps", "TemplateError", "TextError", "Timing", "TransportError", "TrustError",
-    "UnknownTypeError", "Usage", "WeightsError", "WorkerError", "deploy", "deploy_onnx", "load", "pareto", "plan",
-    "quantize", "write_page", "write_picture",
+    "PlanError", "PlanOptions", "Prediction", "Predictions", "RequestStream", "Response", "SamplingError",
+    "SamplingParams", "ShowStep", "SizeTooSmall", "SliceError", "Steps", "TemplateError", "TextError", "Timing",
+    "TransportError", "TrustError", "UnknownTypeError", "Usage", "WeightsError", "WorkerError", "deploy", "deploy_onnx",
+    "load", "pareto", "plan", "quantize", "write_page", "write_picture",
 ]  # fmt: skip
 
 

@@ -20,7 +20,7 @@ R = TypeVar("R")
 
 # Options of the commands that are parameters of the same name. Messages of errors mention them.
 PARAMETERS = frozenset(
-    "acceptance batch concurrency context draft fresh gpu-layers gpu-memory imatrix insecure kv-type lora memory"
+    "acceptance batch concurrency context draft fresh gpu-layers gpu-memory imatrix insecure kv-type labels lora memory"
     " parallel prefer prefix-cache prompt-tokens reproducible shares threads transport types window wire".split()
 )
 _OTHERS = {"fit": "size"}

@@ -182,7 +182,8 @@ def deploy_onnx(
     if not isinstance(choice.plan, OnnxPlan):
         raise PlanError(f"{choice.model.name} is a language model: deploy it with deploy")
     travel = exchange or Exchange(work.transport, wire=work.wire)
-    return OnnxModel.over(choice.model, partial(_pipeline, choice, choice.plan, cluster, travel, steps)).open()
+    start = partial(_pipeline, choice, choice.plan, cluster, travel, steps)
+    return OnnxModel.over(choice.model, start, dict(work.dims)).open()
 
 
 def _pipeline(

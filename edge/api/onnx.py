@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +15,8 @@ from edge.closing import Closing
 from edge.errors import EngineError
 from edge.llm.pieces import Pieces
 from edge.models.paths import PathLike
+from edge.onnx.images import Scaling
+from edge.onnx.predictions import Predictions, predictions
 from edge.units import as_bytes
 
 if TYPE_CHECKING:
@@ -58,9 +60,9 @@ class OnnxModel(Closing):
         return f"<edge.OnnxModel {self.path.name}, {'closed' if self._flow is None else 'open'}>"
 
     @classmethod
-    def over(cls, path: Path, start: Callable[[ExitStack], Flow]) -> OnnxModel:
+    def over(cls, path: Path, start: Callable[[ExitStack], Flow], dims: Mapping[str, int]) -> OnnxModel:
         """Return a model that `start` loads. `start` puts what must be closed on the stack."""
-        model = cls(path)
+        model = cls(path, dims=dims)
         model._start = start
         return model
 
@@ -80,6 +82,54 @@ class OnnxModel(Closing):
     def map(self, feeds: Iterable[Mapping[str, Array]], *, in_flight: int = 4) -> Pieces[dict[str, Array]]:
         """Return the outputs of many inputs, in order. in_flight: number of inputs in progress on several devices."""
         return Pieces(self._outputs(feeds, in_flight))
+
+    @checked
+    def predict(
+        self,
+        picture: PathLike,
+        *,
+        labels: Sequence[str] = (),
+        top: int = 5,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+        scale: float | None = None,
+        output: PathLike | None = None,
+    ) -> Predictions:
+        """Return the classes, boxes or areas that the network sees in a picture.
+
+        labels: names of the classes; empty: those of the network's metadata.
+        top: number of classes, if the network has classes for the whole picture.
+        mean, std, scale: a pixel becomes (pixel / scale - mean) / std, with one number or one for each channel. If all
+        are None, the metadata give them, or else they are ImageNet's; otherwise None means 0, 1 and 255.
+        output: a .png, .jpg or .webp file, which gets the picture with the predictions drawn on it.
+
+        Raises OSError if a file cannot be read or written, SamplesError if it is not a picture or does not fit the
+        network, and TextError if the network's outputs contain none of these.
+        """
+        from edge.onnx.inputs import read
+        from edge.onnx.lean import load_lean
+        from edge.onnx.metadata import metadata_of
+        from edge.onnx.model import declared_inputs
+        from edge.onnx.paged import LARGE
+        from edge.onnx.signature import with_dims
+        from edge.pictures.drawing import check_suffix, draw
+
+        if output is not None:
+            check_suffix(Path(output))
+        if scale == 0 or not all(std or (1,)):
+            raise EngineError("std and scale need numbers other than 0")
+        is_default = mean is None and std is None and scale is None
+        scaling = None if is_default else Scaling(scale or 255.0, tuple(mean or (0.0,)), tuple(std or (1.0,)))
+        file = load_lean(self.path, LARGE).file
+        metadata = metadata_of(file.model)
+        inputs = read(with_dims(declared_inputs(file), self._dims), [str(picture)], scaling, metadata)
+        if not inputs.pictures:
+            raise EngineError(f"{picture} has arrays; predict takes a picture, and run takes arrays")
+        [its_picture] = inputs.pictures.values()
+        its_predictions = predictions(self.run(inputs.feeds), its_picture, metadata, labels, top)
+        if output is not None:
+            draw(its_picture, its_predictions, Path(output))
+        return its_predictions
 
     def _outputs(self, feeds: Iterable[Mapping[str, Array]], in_flight: int) -> Generator[dict[str, Array], None, None]:
         if self._flow is None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import time
 import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edge.errors import NotEnoughMemory
+from edge.errors import EdgeError, NotEnoughMemory
 from edge.onnx.samples import Array, Input, SamplesError, shape_text
 from quant.text import first_line
 
@@ -21,6 +25,9 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 # Allowed formats. Pillow reads more, but some of these start programs, and some are rarely tested.
 _FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 _MODES = {1: "L", 3: "RGB"}  # Pillow's mode by number of channels
+_BORDER = (114, 114, 114)  # color around a picture that keeps its proportions, as in YOLO's training
+_ORIENTATION = 0x0112  # tag of EXIF data
+STEPS = ("decode", "resize", "scale")
 
 
 @dataclass(frozen=True)
@@ -30,6 +37,31 @@ class Scaling:
     scale: float = 255.0
     mean: tuple[float, ...] = (0.0,)  # one value for each channel, or one for all
     std: tuple[float, ...] = (1.0,)
+    pad: bool = False  # keep the picture's proportions, on a gray border
+
+
+@dataclass(frozen=True)
+class Area:
+    """The part of an input that shows the picture, in pixels of the input."""
+
+    left: int
+    top: int
+    width: int
+    height: int
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture as an input of a network."""
+
+    path: Path
+    array: Array
+    scaling: Scaling | None  # scaling of its pixels; None if unscaled
+    size: tuple[int, int]  # width and height of the picture, turned as its EXIF data say
+    input_size: tuple[int, int]  # width and height of the input
+    area: Area
+    seconds: tuple[float, ...]  # time of each of STEPS
+    note: str  # changes of the picture, for people
 
 
 @dataclass(frozen=True)
@@ -51,31 +83,44 @@ class _Target:
             return max(1, round(width * (self.height or 0) / height)), self.height or 0
         return self.width, self.height or max(1, round(height * self.width / width))
 
+    def largest_side(self, own: tuple[int, int]) -> int:
+        """Return the larger side of the input for a picture of the size `own`."""
+        return max(self.size(own))
 
-def picture(path: Path, spec: Input, scaling: Scaling | None) -> tuple[Array, Scaling | None, str]:
+
+def picture(
+    path: Path,
+    spec: Input,
+    scaling: Scaling | None = None,
+    default: Scaling | None = None,
+    sides: tuple[int, int] = (0, 0),
+) -> Picture:
     """Read a picture as an array for an input: N x C x H x W or N x H x W x C, or either without N.
 
-    Return the array, the scaling of its pixels (None if unscaled), and a description of the changes for people.
+    The picture is turned as its EXIF data say, and transparent pixels become white. It is stretched to H x W, and
+    converted to RGB or, for one channel, to gray. If H and W are open, it keeps its size. If one of them is open, it
+    keeps its proportions. If the model has a fixed batch size, the picture is repeated.
 
-    The picture is turned as its EXIF data say. It is stretched to H x W, and converted to RGB or, for one channel, to
-    gray. If H and W are open, it keeps its size. If one of them is open, it keeps its proportions. If the model has a
-    fixed batch size, the picture is repeated.
-
-    scaling: scaling for inputs of floats; None: ImageNet's for RGB, and 0 to 1 for gray. Inputs of uint8 get unscaled
-        pixels.
+    scaling: scaling for inputs of floats; None: `default`, or else ImageNet's for RGB, and 0 to 1 for gray. Inputs of
+        uint8 get unscaled pixels.
+    sides: height and width for open dimensions; 0: none.
 
     Raises OSError if the file cannot be read. Raises SamplesError if it is not a picture, or if the input does not look
     like a picture. Raises NotEnoughMemory if memory runs out.
     """
-    target = _target(spec)
+    target = _target(spec, sides)
     dtype = spec.dtype
     if dtype != np.uint8 and dtype.kind != "f":
         raise SamplesError(f"input {spec.name!r} takes {dtype}; pictures go into floats or uint8, give a .npz file")
-    used = _scaling(scaling, target.channels) if dtype.kind == "f" else None
+    used = _scaling(scaling or default, target.channels) if dtype.kind == "f" else None
     if used is None and scaling is not None:
         raise SamplesError(f"input {spec.name!r} takes bytes: pixels go in as they are; leave mean, std and scale out")
+    times = [time.perf_counter()]
     try:
-        pixels, size_before = _pixels(path, target)
+        with opened(path, target.largest_side) as (image, size):
+            times.append(time.perf_counter())
+            pixels, area = _resized(image, size, path, target, pad=used is not None and used.pad)
+        times.append(time.perf_counter())
         if used:
             scaled = (pixels.astype(np.float32) / used.scale - np.asarray(used.mean, np.float32)) / np.asarray(
                 used.std, np.float32
@@ -88,8 +133,46 @@ def picture(path: Path, spec: Input, scaling: Scaling | None) -> tuple[Array, Sc
         array = np.ascontiguousarray(pixels)
     except MemoryError as exc:
         raise NotEnoughMemory(f"{path} does not fit into memory as the input {spec.name!r} takes it") from exc
+    times.append(time.perf_counter())
     height, width = array.shape[-2:] if target.channels_first else array.shape[-3:-1]
-    return array, used, _note(path, size_before, (width, height), target, used)
+    note = _note(path, size, (width, height), target, used)
+    seconds = tuple(end - start for start, end in pairwise(times))
+    return Picture(path, array, used, size, (width, height), area, seconds, note)
+
+
+@contextmanager
+def opened(
+    path: Path, largest_side: Callable[[tuple[int, int]], int] | None = None
+) -> Iterator[tuple[Image, tuple[int, int]]]:
+    """Yield a decoded picture with 8 bits a channel and without transparency, and the width and height in its file.
+
+    largest_side: gives the largest side that the picture is resized to. A JPEG picture that is more than twice as
+        large is decoded in a smaller size, which is several times faster.
+
+    Raises OSError if the file cannot be read, and SamplesError if it is not a picture.
+    """
+    from PIL import Image, ImageOps, UnidentifiedImageError
+
+    with path.open("rb") as file, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("error", Image.DecompressionBombWarning)
+        try:
+            with Image.open(file, formats=_FORMATS) as image:
+                width, height = image.size
+                if largest_side is not None:
+                    least = 2 * max(largest_side((width, height)), largest_side((height, width)))
+                    image.draft(None, (least, least))
+                is_on_its_side = image.getexif().get(_ORIENTATION) in (5, 6, 7, 8)
+                ImageOps.exif_transpose(image, in_place=True)
+                yield _plain(image, path), (height, width) if is_on_its_side else (width, height)
+        except (MemoryError, EdgeError):
+            raise
+        except (Image.DecompressionBombWarning, Image.DecompressionBombError) as exc:
+            raise SamplesError(f"{path} has too many pixels to be a usual picture: {first_line(exc)}") from exc
+        except UnidentifiedImageError as exc:
+            raise SamplesError(f"{path} is neither a picture ({', '.join(_FORMATS)}) nor a .npz file") from exc
+        except Exception as exc:  # each format of Pillow raises other classes
+            raise SamplesError(f"{path} is a damaged picture, or is cut off: {first_line(exc)}") from exc
 
 
 def _scaling(scaling: Scaling | None, channels: int) -> Scaling:
@@ -105,8 +188,11 @@ def _scaling(scaling: Scaling | None, channels: int) -> Scaling:
     return scaling
 
 
-def _target(spec: Input) -> _Target:
-    """Return the pixel layout of an input. Raises SamplesError if the input does not look like a picture."""
+def _target(spec: Input, sides: tuple[int, int]) -> _Target:
+    """Return the pixel layout of an input. Raises SamplesError if the input does not look like a picture.
+
+    sides: height and width for open dimensions; 0: none.
+    """
     shape = spec.shape
     first = len(shape) in (3, 4) and shape[-3] in _MODES
     if not first and not (len(shape) in (3, 4) and shape[-1] in _MODES):
@@ -119,48 +205,61 @@ def _target(spec: Input) -> _Target:
         if isinstance(dim, int) and dim < 1:
             raise SamplesError(f"input {spec.name!r} has a {what} of {dim}, which no picture has")
     batch = None if len(shape) == 3 else shape[0] if isinstance(shape[0], int) else 1
-    fixed_height, fixed_width = (None if isinstance(side, str) else side for side in (height, width))
+    fixed_height, fixed_width = (
+        side if isinstance(side, int) else size or None for side, size in zip((height, width), sides, strict=True)
+    )
     return _Target(batch, int(channels), fixed_height, fixed_width, first)
 
 
-def _pixels(path: Path, target: _Target) -> tuple[Array, tuple[int, int]]:
-    """Return pixels as bytes (H, W, C), and the picture's width and height before resizing."""
-    from PIL import Image, ImageOps, UnidentifiedImageError
+def _resized(image: Image, own: tuple[int, int], path: Path, target: _Target, *, pad: bool) -> tuple[Array, Area]:
+    """Return pixels as bytes (H, W, C), and where the picture is in them.
 
-    with path.open("rb") as file, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        warnings.simplefilter("error", Image.DecompressionBombWarning)
-        try:
-            with Image.open(file, formats=_FORMATS) as image:
-                ImageOps.exif_transpose(image, in_place=True)
-                turned = _eight_bits(image)
-                width, height = target.size(turned.size)
-                if width * height > (Image.MAX_IMAGE_PIXELS or width * height):
-                    raise SamplesError(f"{path} would have {width} x {height} pixels; give sizes for both dimensions")
-                sized = turned.convert(_MODES[target.channels]).resize((width, height), Image.Resampling.BILINEAR)
-                return np.asarray(sized).reshape(height, width, target.channels), turned.size
-        except (MemoryError, SamplesError):
-            raise
-        except (Image.DecompressionBombWarning, Image.DecompressionBombError) as exc:
-            raise SamplesError(f"{path} has too many pixels to be a usual picture: {first_line(exc)}") from exc
-        except UnidentifiedImageError as exc:
-            raise SamplesError(f"{path} is neither a picture ({', '.join(_FORMATS)}) nor a .npz file") from exc
-        except Exception as exc:  # each format of Pillow raises other classes
-            raise SamplesError(f"{path} is a damaged picture, or is cut off: {first_line(exc)}") from exc
+    own: width and height of the picture in its file.
+    pad: keep the picture's proportions, on a gray border.
+    """
+    from PIL import Image
+
+    width, height = target.size(own)
+    if width * height > (Image.MAX_IMAGE_PIXELS or width * height):
+        raise SamplesError(f"{path} would have {width} x {height} pixels; give sizes for both dimensions")
+    area = Area(0, 0, width, height)
+    if pad:
+        ratio = min(width / own[0], height / own[1])
+        inner = max(1, round(own[0] * ratio)), max(1, round(own[1] * ratio))
+        area = Area((width - inner[0]) // 2, (height - inner[1]) // 2, *inner)
+    sized = image.convert(_MODES[target.channels]).resize((area.width, area.height), Image.Resampling.BILINEAR)
+    if (area.width, area.height) != (width, height):
+        canvas = Image.new(sized.mode, (width, height), _BORDER[: target.channels])
+        canvas.paste(sized, (area.left, area.top))
+        sized = canvas
+    return np.asarray(sized).reshape(height, width, target.channels), area
 
 
-def _eight_bits(image: Image) -> Image:
-    """Return a 16-bit gray picture as 8-bit, and others unchanged. Pillow's own conversion would clip large values."""
-    from PIL.Image import fromarray
+def _plain(image: Image, path: Path) -> Image:
+    """Return a picture with 8 bits a channel and without transparency.
 
-    if not image.mode.startswith("I;16") and (image.format, image.mode) != ("PPM", "I"):  # Pillow reads a PGM as "I"
-        return image
-    return fromarray((np.asarray(image) >> 8).clip(0, 255).astype(np.uint8))
+    Pillow's own conversions would clip large values, and show the colors of transparent pixels. Raises SamplesError if
+    the values of a picture need more than 16 bits.
+    """
+    from PIL import Image
+
+    if image.mode.startswith("I;16") or (image.format, image.mode) == ("PPM", "I"):  # Pillow reads a PGM as "I"
+        return Image.fromarray((np.asarray(image) >> 8).clip(0, 255).astype(np.uint8))
+    if image.mode in ("I", "F"):
+        values = np.asarray(image)
+        if not (np.isfinite(values).all() and values.min() >= 0 and values.max() <= 255):
+            raise SamplesError(f"{path} has values of 32 bits that are not from 0 to 255; convert it to 8 or 16 bits")
+    elif image.has_transparency_data:
+        rgba = image.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba).convert("RGB")
+    return image
 
 
 def _note(path: Path, before: tuple[int, int], after: tuple[int, int], target: _Target, used: Scaling | None) -> str:
     became = f"became {after[0]} x {after[1]}" if after != before else "kept its size"
     parts = [f"{path.name}, {before[0]} x {before[1]} pixels, {became}"]
+    if used and used.pad:
+        parts.append("with a gray border, so that it keeps its proportions")
     parts.append("RGB" if target.channels == 3 else "gray")
     if used:
         mean, std = (", ".join(f"{value:g}" for value in values) for values in (used.mean, used.std))

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import statistics
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from edge.onnx.images import Scaling, picture
+from edge.onnx.images import STEPS, Picture, Scaling, picture
+from edge.onnx.metadata import NOTHING, Metadata
 from edge.onnx.samples import Array, Feeds, Input, SamplesError, opened_arrays
 from edge.onnx.signature import listed
 
@@ -22,19 +24,25 @@ class ReadInputs:
     """Input arrays read from files."""
 
     feeds: Feeds
-    scalings: dict[str, Scaling]  # scaling of each input whose pixels were scaled
-    notes: tuple[str, ...]  # changes of pictures, for people
+    pictures: dict[str, Picture]  # pictures by the input that takes them
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Changes of pictures, for people."""
+        return tuple(picture.note for picture in self.pictures.values())
 
     def to_json(self) -> dict[str, Any]:
         """Return type and shape of each input, and how pixels were scaled."""
         feeds = self.feeds.items()
         return {
             "inputs": [{"name": name, "type": str(array.dtype), "shape": list(array.shape)} for name, array in feeds],
-            "scaling": {name: asdict(scaling) for name, scaling in self.scalings.items()},
+            "scaling": {name: asdict(own.scaling) for name, own in self.pictures.items() if own.scaling},
         }
 
 
-def read(inputs: tuple[Input, ...], files: Sequence[str], scaling: Scaling | None) -> ReadInputs:
+def read(
+    inputs: tuple[Input, ...], files: Sequence[str], scaling: Scaling | None, metadata: Metadata = NOTHING
+) -> ReadInputs:
     """Read a value for each input, from "FILE" or "NAME=FILE".
 
     A picture is used for the named input, or for the model's only input. A .npz file without a name provides an array
@@ -42,13 +50,14 @@ def read(inputs: tuple[Input, ...], files: Sequence[str], scaling: Scaling | Non
     only array. Arrays are converted to the model's type if values lose nothing but precision. Shapes are not checked
     here.
 
+    scaling: scaling of pixels; None: that of the metadata, or else the default of `picture`.
+
     Raises OSError if a file cannot be read. Raises SamplesError if a file is neither a picture nor arrays, if the model
     has no input of that name, or if an input has no value or two.
     """
     by_name = {input_.name: input_ for input_ in inputs}
     feeds: Feeds = {}
-    scalings: dict[str, Scaling] = {}
-    notes = []
+    pictures: dict[str, Picture] = {}
     for text in files:
         name, path = _split(text, by_name)
         if is_arrays(path):
@@ -57,18 +66,41 @@ def read(inputs: tuple[Input, ...], files: Sequence[str], scaling: Scaling | Non
             if name is None and len(inputs) != 1:
                 raise SamplesError(f"the model takes {listed(by_name)}; say which with NAME={path}")
             target = by_name[name] if name is not None else inputs[0]
-            array, used, note = picture(path, target, scaling)
-            arrays = {target.name: array}
-            notes.append(note)
-            if used:
-                scalings[target.name] = used
+            its_picture = picture(path, target, scaling, metadata.scaling, metadata.sides)
+            arrays = {target.name: its_picture.array}
+            pictures[target.name] = its_picture
         for key in arrays.keys() & feeds.keys():
             raise SamplesError(f"input {key!r} is given twice, the second time by {path}")
         feeds |= arrays
     lacking = [name for name in by_name if name not in feeds]
     if lacking:
         raise SamplesError(f"the model takes {listed(by_name)}; nothing is given for {listed(lacking)}")
-    return ReadInputs(feeds, scalings, tuple(notes))
+    return ReadInputs(feeds, pictures)
+
+
+def preparing_ms(
+    inputs: tuple[Input, ...], read_inputs: ReadInputs, repeats: int, metadata: Metadata = NOTHING
+) -> dict[str, float]:
+    """Return the median milliseconds of each step that makes an input from a picture, over all pictures together.
+
+    repeats: number of further times that pictures are read; 0: only the first time counts.
+    """
+    rows = [_seconds(read_inputs.pictures.values())]
+    by_name = {input_.name: input_ for input_ in inputs}
+    rows += [
+        _seconds(
+            picture(own.path, by_name[name], own.scaling, None, metadata.sides)
+            for name, own in read_inputs.pictures.items()
+        )
+        for _ in range(repeats)
+    ]
+    counted = rows[1:] or rows  # the first time reads the file from the disk, and starts Pillow
+    return {step: 1e3 * statistics.median(times) for step, times in zip(STEPS, zip(*counted, strict=True), strict=True)}
+
+
+def _seconds(pictures: Iterable[Picture]) -> tuple[float, ...]:
+    """Return the time of each step over all pictures."""
+    return tuple(map(sum, zip(*(own.seconds for own in pictures), strict=True)))
 
 
 def path_of(text: str) -> Path:

@@ -17,6 +17,7 @@ from edge.errors import EngineError, NotEnoughMemory
 from edge.models.local_slices import OwnSlices
 from edge.onnx.file import OnnxFile, load
 from edge.onnx.inputs import read
+from edge.onnx.metadata import metadata_of
 from edge.onnx.observed import ObservedRun
 from edge.onnx.samples import TYPES, Array, Feeds, Input, Output, SamplesError, declared_shape, random_feeds
 from edge.onnx.signature import dims_of, fit, with_dims
@@ -232,7 +233,8 @@ def load_source(path: Path, dims: Mapping[str, int], inputs: Sequence[str] | Map
     file = load(path)
     if isinstance(inputs, Mapping):
         return OnnxSource.from_file(file, dims, dict(inputs) or None)
-    feeds = read(with_dims(declared_inputs(file), dims), inputs, None).feeds if inputs else None
+    declared = with_dims(declared_inputs(file), dims)
+    feeds = read(declared, inputs, None, metadata_of(file.model)).feeds if inputs else None
     return OnnxSource.from_file(file, dims, feeds)
 
 

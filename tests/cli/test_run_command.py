@@ -149,6 +149,16 @@ def test_pictures_of_other_kinds(tmp_path: Path, edge_run: Run) -> None:
         deep.save(tmp_path / name)
         result = outputs(edge_run, model, "--input", tmp_path / name)["out_x"]
         assert np.array_equal(result[0, ..., 2], pixels()[..., 0]), name
+    clear = np.concatenate([pixels(), np.full((HIGH, WIDE, 1), 255, np.uint8)], axis=2)
+    clear[0, :, 3] = 0
+    Image.fromarray(clear).save(tmp_path / "clear.png")
+    result = outputs(edge_run, model, "--input", tmp_path / "clear.png")["out_x"]
+    assert (result[0, 0] == 255).all()
+    assert np.array_equal(result[0, 1:], pixels()[1:])
+    inks = Image.fromarray(pixels()).convert("CMYK")
+    inks.save(tmp_path / "inks.tiff")
+    result = outputs(edge_run, model, "--input", tmp_path / "inks.tiff")["out_x"]
+    assert np.array_equal(result[0], pixels())
     Image.fromarray(pixels()[..., 0].astype(np.int32)).save(tmp_path / "wide.tiff")  # of 32 bits, as masks have
     result = outputs(edge_run, model, "--input", tmp_path / "wide.tiff")["out_x"]
     assert np.array_equal(result[0, ..., 2], pixels()[..., 0])
@@ -161,6 +171,55 @@ def test_pictures_of_other_kinds(tmp_path: Path, edge_run: Run) -> None:
     deep.save(tmp_path / "turned.png", exif=exif)
     result = outputs(edge_run, model, "--input", tmp_path / "turned.png")["out_x"]
     assert np.array_equal(result[0, ..., 2], pixels()[::-1, ::-1, 0])
+
+
+def detector(path: Path) -> Path:
+    """A network whose input becomes its first output. The second output always has the same two boxes."""
+    boxes = np.array([[[8, 8, 24, 24, 0.9, 1], [0, 0, 4, 4, 0.5, 0]]], np.float32)
+    nodes = [
+        helper.make_node("Identity", ["x"], ["pixels"]),
+        helper.make_node("Constant", [], ["detections"], value=numpy_helper.from_array(boxes)),
+    ]
+    values = [helper.make_tensor_value_info(name, F32, (1, 3, "h", "w")) for name in ("x", "pixels")]
+    given_boxes = helper.make_tensor_value_info("detections", F32, (1, 2, 6))
+    graph = helper.make_graph(nodes, "g", values[:1], [values[1], given_boxes])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    helper.set_model_props(model, {"names": "{0: 'cat', 1: 'dog'}", "stride": "8", "imgsz": "[32, 32]"})
+    return saved(model, path)
+
+
+def test_boxes_are_drawn_into_a_picture(tmp_path: Path, edge_run: Run) -> None:
+    model, photo = detector(tmp_path / "detector.onnx"), tmp_path / "photo.jpg"
+    exif = Image.Exif()
+    exif[0x0112] = 6  # lies on its side
+    Image.new("RGB", (4 * WIDE, 4 * HIGH), "white").save(photo, exif=exif)
+    drawn = tmp_path / "drawn.webp"
+    result = said(edge_run, model, "--input", photo, "--picture", drawn, "--repeats", "2")
+    assert result["inputs"][0]["shape"] == [1, 3, 32, 32]
+    assert result["scaling"]["x"]["pad"]
+    assert result["predictions"]["kind"] == "boxes"
+    # The turned picture has 40 x 80 pixels, so it takes 16 x 32 pixels of the input, from x = 8.
+    [box] = result["predictions"]["predictions"]
+    assert (box["label"], box["class"]) == ("dog", 1)
+    assert box["box"] == [0, 20, 40, 60]
+    assert set(result["preparing_ms"]) == {"decode", "resize", "scale"}
+    assert all(value > 0 for value in result["preparing_ms"].values())
+    with Image.open(drawn) as image:
+        assert image.size == (4 * HIGH, 4 * WIDE)
+        assert np.asarray(image.convert("L"))[40, 0] < 200
+    code, out, _ = edge_run(model, "--input", photo, "--picture", drawn, "--force")
+    assert code == 0
+    assert "dog    0.900  0 20 40 60" in out
+    assert "ms (decode " in out
+
+
+def test_large_jpeg_is_decoded_in_a_smaller_size(tmp_path: Path, edge_run: Run) -> None:
+    model = echo(tmp_path, ("x", U8, (1, 8, 16, 3)))
+    smooth = Image.fromarray(pixels()).resize((640, 320), Image.Resampling.BICUBIC)
+    smooth.save(tmp_path / "large.jpg", quality=95)
+    smooth.save(tmp_path / "large.png")
+    results = [outputs(edge_run, model, "--input", tmp_path / f"large.{kind}")["out_x"] for kind in ("jpg", "png")]
+    assert np.abs(results[0].astype(int) - results[1]).max() <= 6
 
 
 def test_a_classifier(tmp_path: Path, edge_run: Run) -> None:
@@ -183,7 +242,7 @@ def test_a_classifier(tmp_path: Path, edge_run: Run) -> None:
     assert 0 < first["latency_ms_median"] <= first["latency_ms_p90"]
     assert first["throughput_per_s"] > 0
     assert (first["in_flight"], first["repeats"], first["threads"], first["provider"]) == (1, 2, 1, "cpu")
-    assert first["scaling"] == {"data_0": {"scale": 255, "mean": list(MEAN), "std": list(STD)}}
+    assert first["scaling"] == {"data_0": {"scale": 255, "mean": list(MEAN), "std": list(STD), "pad": False}}
     assert first["inputs"] == [{"name": "data_0", "type": "float32", "shape": [1, 3, 224, 224]}]
     assert "200 x 300 pixels, became 224 x 224; RGB" in first["notes"][0]
     code, out, error = edge_run(model, "--input", tmp_path / "300.jpg", "--labels", labels, "--repeats", "1")
@@ -274,6 +333,11 @@ def test_what_is_read_is_never_written_over(tmp_path: Path, photo: Path, edge_ru
         (("--input", "photo.png", "--mean", "1", "--std", "1", "--scale", "2"), 2, "leave --mean out"),
         (("--input", "photo.png", "--dim", "h=5", "--mean", "1,2", "--std", "1"), 3, "mean needs 3 values"),
         (("--input", "x.npz", "--scale", "1"), 2, "--scale is for pictures"),
+        (("--input", "x.npz", "--picture", "p.png"), 2, "draws on the picture of --input, and there are 0"),
+        (("--input", "photo.png", "--picture", "p.bmp"), 3, "p.bmp needs a name that ends in .png, .jpg, .jpeg, .webp"),
+        (("--input", "photo.png", "--picture", "photo.png", "--force"), 2, "is read by this command"),
+        (("--input", "photo.png", "--dim", "h=5", "--picture", "p.png"), 3, "the outputs do not say whether"),
+        (("--input", "bits.tiff", "--dim", "h=5"), 3, "bits.tiff has values of 32 bits that are not from 0 to 255"),
         (("--input", "x.npz", "--labels", "text"), 3, "2 labels, and no output has so many classes: 'out_x' has the"),
         (("--input", "x.npz", "--labels", "photo.png"), 3, "photo.png is not UTF-8"),
         (("--input", "x.npz", "--labels", "empty"), 3, "empty holds no labels"),
@@ -298,10 +362,12 @@ def test_bad_input(
     samples(tmp_path / "objects.npz", x=np.array([None]))
     (tmp_path / "cut.npz").write_bytes((tmp_path / "x.npz").read_bytes()[:-40])
     (tmp_path / "cut.png").write_bytes(photo.read_bytes()[:-200])
+    Image.fromarray(np.full((4, 4), 70_000, np.int32)).save(tmp_path / "bits.tiff")
     (tmp_path / "text").write_text("one\ntwo\n")
     (tmp_path / "empty").write_text("\n")
     model = echo(tmp_path, ("x", F32, ("n", 3, "h", 7)))
     assert_refused(edge_run(model, *args), code, words)
+    assert not (tmp_path / "p.png").exists()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,163 @@
+"""Test predictions about pictures: each kind of output, the place of boxes, and outputs that say nothing."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+from PIL import Image
+
+import edge
+from edge.errors import TextError
+from edge.onnx.images import Area, Picture, Scaling
+from edge.onnx.metadata import NOTHING, Metadata, metadata_of
+from edge.onnx.predictions import predictions
+from edge.pictures.drawing import draw
+
+NAMES = ("cat", "dog")
+YOLO_PROPS = {"names": "{0: 'cat', 1: 'dog'}", "stride": "32"}
+LISTS = {"names": '["cat", "dog"]', "mean": "[0.5]", "std": "[0.25, 0.5, 1]"}
+YOLO = Metadata(NAMES, Scaling(pad=True), (100, 100), "detect")
+# A picture of 200 x 100 pixels in the middle of an input of 100 x 100, at half its size.
+WIDE = Picture(Path("wide.png"), np.zeros(1), None, (200, 100), (100, 100), Area(0, 25, 100, 50), (0, 0, 0), "")
+
+
+def rows(outputs: dict[str, Any], metadata: Metadata = NOTHING, labels: tuple[str, ...] = ()) -> list[Any]:
+    its_predictions = predictions({name: np.asarray(array) for name, array in outputs.items()}, WIDE, metadata, labels)
+    return [(row.label, round(row.score, 3), row.box) for row in its_predictions.rows]
+
+
+def yolo(*boxes: tuple[float, ...]) -> Any:
+    """Boxes of YOLO: center, size and the score of each class, one in each column, with many empty columns."""
+    values = np.zeros((1, 6, 50), np.float32)
+    values[0, :, : len(boxes)] = np.array(boxes).T
+    return values
+
+
+def test_yolo_boxes_are_in_pixels_of_the_picture_without_duplicates() -> None:
+    boxes = yolo(
+        (20, 50, 20, 20, 0.1, 0.9), (21, 50, 20, 20, 0.2, 0.8), (21, 50, 20, 20, 0.7, 0), (80, 50, 40, 80, 0.5, 0)
+    )
+    assert rows({"output0": boxes}, YOLO) == [
+        ("dog", 0.9, (20, 30, 60, 70)),
+        ("cat", 0.7, (22, 30, 62, 70)),
+        ("cat", 0.5, (120, 0, 200, 100)),  # the border is not a part of the picture
+    ]
+
+
+def test_yolo_boxes_with_an_objectness_are_recognized() -> None:
+    values = np.zeros((1, 50, 7), np.float32)
+    values[0, 3] = (20, 50, 20, 20, 0.5, 0.8, 0.1)
+    assert rows({"output": values}, YOLO) == [("cat", 0.4, (20, 30, 60, 70))]
+
+
+@pytest.mark.parametrize("batch", [True, False])
+def test_rows_of_six_are_boxes(batch: bool) -> None:
+    values = np.array([[10, 35, 20, 45, 0.9, 1], [0, 0, 0, 0, 0, 0]], np.float32)
+    assert rows({"out": values[None] if batch else values}, labels=NAMES) == [("dog", 0.9, (20, 20, 40, 40))]
+    assert rows({"out": values[:0]}) == []
+
+
+def test_three_named_outputs_are_boxes() -> None:
+    outputs = {"boxes": [[10.0, 35, 20, 45]] * 2, "labels": np.array([1, 7]), "scores": [0.9, 0.2]}
+    assert rows(outputs, labels=NAMES) == [("dog", 0.9, (20, 20, 40, 40))]
+    tensorflow = {
+        "detection_boxes": [[[0.35, 0.1, 0.45, 0.2]]],
+        "detection_classes": [[7.0]],
+        "detection_scores": [[0.75]],
+        "num_detections": [1.0],
+    }
+    [(label, score, box)] = rows(tensorflow, labels=NAMES)
+    assert (label, score) == ("class 7", 0.75)
+    assert box == pytest.approx((20, 20, 40, 40))
+
+
+def test_map_becomes_areas_of_connected_pixels() -> None:
+    values = np.zeros((1, 1, 100, 100), np.float32)
+    values[0, 0, 30:40, 10:14] = values[0, 0, 30:34, 20:24] = 0.5  # two arms of a U
+    values[0, 0, 40:44, 10:24] = values[0, 0, 34:40, 20:24] = 0.5
+    values[0, 0, 50:60, 50:60] = 1.0
+    values[0, 0, 70, 70] = 1.0  # too small
+    values[0, 0, 0, 0] = 0.29
+    assert rows({"map": values}) == [("area", 1.0, (100, 50, 120, 70)), ("area", 0.5, (20, 10, 48, 38))]
+
+
+def test_values_of_classes_become_probabilities() -> None:
+    assert rows({"logits": [[0.0, np.log(3)]]}, labels=NAMES) == [("dog", 0.75, None), ("cat", 0.25, None)]
+    assert rows({"softmax": np.array([[[[0.4]], [[0.6]]]])}) == [("class 1", 0.6, None), ("class 0", 0.4, None)]
+    assert rows({"six": [[0, 0, 0, 0, 1.0, 0]]})[0] == ("class 4", 1.0, None)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "metadata", "words"),
+    [
+        ({"embedding": [[0.3, -2.0, 0.1]]}, NOTHING, "'embedding' (1, 3); --labels names"),
+        ({"logits": [[0.3, -2.0, 0.1]]}, YOLO, "the labels name 2 classes"),
+        ({"characters": np.zeros((1, 11, 40))}, NOTHING, "do not say whether they are classes"),
+        ({"output0": np.zeros((1, 7, 50))}, Metadata(NAMES, None, (0, 0), "obb"), "do not say whether they are"),
+        ({"depth": np.full((1, 1, 100, 100), 7.5)}, NOTHING, "do not say whether they are classes"),
+        ({"logits": [[np.nan, 1.0]]}, YOLO, "infinite or not a number"),
+        ({"noise": np.indices((1, 1, 100, 100)).sum(0) % 2 * np.nan}, NOTHING, "do not say"),
+    ],
+)
+def test_outputs_that_do_not_say_what_they_are_raise(outputs: dict[str, Any], metadata: Metadata, words: str) -> None:
+    with pytest.raises(TextError) as error:
+        rows(outputs, metadata)
+    assert words in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        (YOLO_PROPS | {"imgsz": "[64, 96]"}, Metadata(NAMES, Scaling(pad=True), (64, 96), "detect")),
+        (YOLO_PROPS | {"imgsz": "[-1, 1e9]", "task": "classify"}, Metadata(NAMES, Scaling(), (0, 0), "classify")),
+        (LISTS, Metadata(NAMES, Scaling(255, (0.5,), (0.25, 0.5, 1)))),
+        ({"labels": "cat\ndog"}, Metadata(NAMES)),
+        ({"classes": "cat, dog"}, Metadata(NAMES)),
+        ({"names": "{1: 'dog'}"}, Metadata(("class 0", "dog"))),
+        ({"names": "{99999999999: 'dog', -1: 'cat'}", "mean": "x", "std": "0"}, NOTHING),
+        ({"names": "[" * 100_000, "mean": "1" + "0" * 5000, "std": "1"}, Metadata(("[" * 200,))),
+    ],
+)
+def test_metadata_are_read_or_ignored(values: dict[str, str], expected: Metadata) -> None:
+    model = helper.make_model(helper.make_graph([], "g", [], []))
+    helper.set_model_props(model, values)
+    assert metadata_of(model) == expected
+
+
+def test_drawing_changes_the_picture_only_at_a_box(tmp_path: Path) -> None:
+    Image.new("RGB", (400, 300), "white").save(tmp_path / "white.png")
+    its_picture = Picture(
+        tmp_path / "white.png", np.zeros(1), None, (400, 300), (400, 300), Area(0, 0, 400, 300), (0, 0, 0), ""
+    )
+    outputs = {"out": np.array([[100, 100, 200, 200, 0.9, 0]], np.float32)}
+    draw(its_picture, predictions(outputs, its_picture, NOTHING, NAMES), tmp_path / "drawn.png")
+    with Image.open(tmp_path / "drawn.png") as image:
+        changed = np.asarray(image.convert("L").point(lambda value: 255 * (value < 250))) > 0
+    assert changed[100:200, 100].all()
+    assert changed[199, 100:200].all()
+    assert not changed[103:197, 103:197].any()
+    assert not changed[:, 205:].any()
+    assert changed[80:100, 100:110].any()  # the label
+
+
+def test_predict_in_python_equals_the_command(tmp_path: Path) -> None:
+    nodes = [helper.make_node("ReduceMean", ["x"], ["y"], axes=[2, 3], keepdims=0)]
+    values = [helper.make_tensor_value_info("x", 1, (1, 3, 4, 4)), helper.make_tensor_value_info("y", 1, (1, 3))]
+    graph = helper.make_graph(nodes, "g", values[:1], values[1:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    helper.set_model_props(model, {"labels": "red,green,blue", "mean": "0", "std": "1"})
+    onnx.save(model, str(tmp_path / "colors.onnx"))
+    Image.new("RGB", (30, 20), (0, 255, 128)).save(tmp_path / "green.png")
+    with edge.OnnxModel(tmp_path / "colors.onnx") as network:
+        its_predictions = network.predict(tmp_path / "green.png", top=2, output=tmp_path / "drawn.png")
+        assert [row.label for row in its_predictions.rows] == ["green", "blue"]
+        assert its_predictions.rows[0].score == pytest.approx(1)
+        first = network.predict(tmp_path / "green.png", labels=["a", "b", "c"], mean=[0, 1, 0], std=[1]).rows[0]
+        assert first.label == "c"
+        with pytest.raises(TextError, match=r"ends in \.png"):
+            network.predict(tmp_path / "green.png", output="drawn.gif")
+    with Image.open(tmp_path / "drawn.png") as image:
+        assert image.size == (30, 20)
