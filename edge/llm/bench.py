@@ -54,8 +54,9 @@ class BenchResult:
     bandwidth_gbps: float | None  # decode_bytes / decode_ms_median
     memory_bandwidth_gbps: float | None  # bandwidth of plain reads with as many threads; None: not measured
     peak_rss_bytes: int  # peak of the process so far
-    # Joules of this machine's processors and memory for a decoded token; None if the machine does not tell.
+    # Joules of this machine for a decoded token; None if the machine does not report them.
     joules_per_token: float | None = None
+    energy_source: str | None = None  # measured parts of the machine
 
     @property
     def scattered(self) -> bool:
@@ -84,7 +85,7 @@ class BenchResult:
     def _energy_text(self) -> str:
         if self.joules_per_token is None:
             return ""
-        return f"; {self.joules_per_token:.3g} J per token, measured at the processors and their memory"
+        return f"; {self.joules_per_token:.3g} J per token, measured at {self.energy_source}"
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values for JSON, as described in docs/cli/bench.md."""
@@ -111,6 +112,7 @@ class BenchResult:
             "memory_bandwidth_gbps": self.memory_bandwidth_gbps,
             "peak_rss_bytes": self.peak_rss_bytes,
             "joules_per_token": self.joules_per_token,
+            "energy_source": self.energy_source,
         }
 
 
@@ -179,7 +181,8 @@ def measure(
         bandwidth_gbps=bytes_read / median_s / 1e9 if alone else None,
         memory_bandwidth_gbps=None,
         peak_rss_bytes=peak_rss(),
-        joules_per_token=_joules_per_token(joules, gen_tokens) if alone else None,
+        joules_per_token=(per_token := _joules_per_token(joules, gen_tokens) if alone else None),
+        energy_source=None if per_token is None else energy.source,
     )
 
 

@@ -48,6 +48,7 @@ KEYS = {
     "memory_bandwidth_gbps": float,
     "peak_rss_bytes": int,
     "joules_per_token": type(EnergyMeter().joules()),
+    "energy_source": type(None) if EnergyMeter().joules() is None else str,
     "speculation": type(None),
     "memory": type(None),
     "gpu_layers": type(None),

@@ -157,6 +157,7 @@ RESULT = BenchResult(
     memory_bandwidth_gbps=55.5,
     peak_rss_bytes=3 << 30,
     joules_per_token=1.25,
+    energy_source="the processors and their memory",
 )
 
 
@@ -189,6 +190,7 @@ def test_edge_bench_prints_each_figure_where_it_belongs(engine: Engine, capsys: 
         "memory_bandwidth_gbps": 55.5,
         "peak_rss_bytes": 3 << 30,
         "joules_per_token": 1.25,
+        "energy_source": "the processors and their memory",
         "threads": 2,
     }
     assert {name: values[name] for name in known} == known
