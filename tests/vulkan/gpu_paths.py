@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from edge.cluster.fleet import Fleet
 from edge.errors import NotEnoughMemory
 from edge.llama import ggml, llama
 from edge.llama.llama import ContextSizes
@@ -36,7 +37,7 @@ from quant.types import cache_type
 from tests.support.deployments import deployed, pipeline, questions, tensor
 from tests.support.helpers import run_edge
 from tests.support.slices import synthetic
-from tests.support.workers import Worker
+from tests.support.workers import Worker, worker
 
 STEPS = 6
 SIZES = ContextSizes(128, cache_type("f16"), batch=32)  # of the engines
@@ -126,6 +127,22 @@ def test_ranks_measure_each_for_itself(one_worker: Worker, expected: list[int]) 
         layers, total, _ = said(deployment.engine)
         assert (layers, total) == (0, 5)
         assert greedy(deployment.engine) == expected
+
+
+@pytest.mark.parametrize("how", [tensor(1, 1), pipeline(1, 1)], ids=str)
+def test_each_rank_divides_its_part_over_its_own_memory_and_gpu(
+    tmp_path: Path, expected: list[int], how: dict[str, Any]
+) -> None:
+    """With a limit of memory on both sides, nothing else is said about the GPU."""
+    with worker(tmp_path, "--memory", "1GiB", "--threads", "1") as limited:
+        with Fleet([limited.address]) as fleet:
+            assert fleet.profiles[limited.address].gpu_free_bytes
+        with deployed(limited, MODEL_PATH, how, replace(AUTO, memory=1 << 30)) as deployment:
+            layers, total, why = said(deployment.engine)
+            assert layers == total
+            assert "within" in why
+            assert greedy(deployment.engine) == expected
+            assert deployment.memory_bytes[limited.address] <= 1 << 30
 
 
 def test_as_many_as_have_room_where_it_is_fast(expected: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
