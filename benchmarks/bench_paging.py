@@ -1,37 +1,61 @@
 """Paged weights compared with the disk's own speed, with llama.cpp's mapped files, and with models that fit in memory.
 
-    python benchmarks/bench_paging.py [--only limit|mmap|keeps-up|experts|path] [--work DIR] [--large] [--json [FILE]]
+    python benchmarks/bench_paging.py [--only SECTION] [--work DIR] [--large] [--json [FILE]]
 
-| section  | question                                                                                        |
-| limit    | in a memory group as large as the budget: is the process never killed, and as fast as the disk? |
-| mmap     | under the same limit, how much faster is a token than with llama.cpp's own mapped file?         |
-| keeps-up | if the disk keeps up, how much slower is paging than a resident model with the same kernels?    |
-| experts  | with half of a mixture of experts in memory, how much slower is a token, by the routers' skew?  |
-| path     | how fast is the disk, by the memory that receives the data and by concurrent computation?       |
+| section   | question                                                                                        |
+| limit     | in a memory group as large as the budget: is the process never killed, and as fast as the disk? |
+| mmap      | under the same limit, how much faster is a token than with llama.cpp's own mapped file?         |
+| keeps-up  | if the disk keeps up, how much slower is paging than a resident model with the same kernels?    |
+| experts   | with half of a mixture of experts in memory, how much slower is a token, by the routers' skew?  |
+| path      | how fast is the disk, by the memory that receives the data and by concurrent computation?       |
+| predicted | how far off is the planner's prediction of a token, over ten budgets of memory?                 |
 
 A side of `limit` and `mmap` is a new process in each round, with a memory group of its own (Linux and root); all caches
 are dropped before it, and the disk's O_DIRECT bandwidth is measured before and after it. The sides of `keeps-up` and
-`experts` stay loaded and are measured in turn. Model files have random weights; they are written to DIR (12 GB; --large
-adds 40 GB for a 70B shape), and later runs use them again.
+`experts` stay loaded and are measured in turn. `predicted` measures this device once for each model, as `edge plan`
+does, and runs each budget in a process of its own, for about five minutes in all. Its models are an 8B shape, and 12 of
+the 48 layers of qwen3-30b-a3b with a smaller vocabulary. Model files have random weights; they are written to DIR
+(12 GB; --large adds 40 GB for a 70B shape), and later runs use them again.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks import disk_path, paging_tables
-from benchmarks.harness import GIB, MIB, LeftOut, Section, alternate, bench, compared, medians, parser_of, steal_s
+from benchmarks.harness import (
+    GIB,
+    MIB,
+    LeftOut,
+    Section,
+    alternate,
+    bench,
+    compared,
+    medians,
+    parser_of,
+    progress,
+    steal_s,
+)  # fmt: skip
 from benchmarks.paging_runs import CONTEXT, DISK_S, PROMPT, RUN_S, SIDE, Models, alone, disk_bounds, half_of, middle
 from benchmarks.planted_routers import plant_routers
-from benchmarks.processes import Ranks, memory_group
+from benchmarks.processes import Grouped, Ranks, memory_group
 from benchmarks.raw_disk import NoDirectReads, RawDisk
+from devices.cluster_file import Cluster
 from devices.lab.control_group import NoGroups
+from edge.llm.options import EngineOptions
+from edge.planning.arrange import work_of
+from edge.profiling.llm_survey import llm_speeds
+from partition.model.file import ModelFile
+from partition.predict.speeds import DeviceSpeed, Links
+from partition.search.planner import Planner
 
+PREDICTED = (0.3, 0.45, 0.6, 0.8, 1.2)  # of a model's bytes, that the budgets of `predicted` have beside `PROCESS`
+PROCESS = 300 * MIB  # of a budget for the process, its KV cache and the windows
 PREFILL = 512  # tokens of the prompt over which a pass is shared
 KEEPS_UP = 0.4  # of a token's time may the disk take alone: beside cores that compute it is slower
 
@@ -295,12 +319,48 @@ def path(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     return {"cases": disk_path.measure(model, resident, n_rounds(args, 4), 0.05 if args.tiny else 0.4, args.tiny)}
 
 
+# --- predicted ---
+
+
+def predicted(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """The planner's seconds of a token beside those of a process with the same budget."""
+    rows = []
+    for name in ("tiny", "tiny-moe") if args.tiny else ("8b", "moe"):
+        model = args.models(name)
+        n_bytes, shares = model.stat().st_size, (0.5, 2.0) if args.tiny else PREDICTED
+        budgets = [round(share * n_bytes) + PROCESS for share in shares]
+        file, speed = ModelFile.open(model), surveyed(model, min(budgets), args)
+        work = work_of(file, EngineOptions(context=CONTEXT), depth=PROMPT)
+        for budget in budgets:
+            planner = Planner(work, [replace(speed, memory_bytes=budget)], Links(), name, "")
+            [placed] = planner.front(("latency",))[0]
+            [stage] = planner.predict(placed.plan).stages
+            with Grouped(SIDE, None) as side:
+                options = {"context": CONTEXT, "batch": PROMPT, "memory": budget, "gpu_layers": 0}
+                side.tell("load", RUN_S, model=str(model), options=options)
+                [run] = side.tell("run", RUN_S, prompt=PROMPT, warm=2, steps=8)
+                side.tell("close")
+            row = {"model": name, "budget_bytes": budget, "paged_bytes": stage.paged_bytes}
+            rows.append({**row, "predicted_s": placed.objectives[0], "measured_s": run["mean_s"]})
+            progress(f"{name}, {budget / MIB:,.0f} MiB: {placed.objectives[0]:.3f} s, measured {run['mean_s']:.3f} s")
+    errors = [abs(row["predicted_s"] / row["measured_s"] - 1) for row in rows]
+    return {"placements": rows, "median_error": statistics.median(errors), "asked_of_error": "<= 0.15"}
+
+
+def surveyed(model: Path, memory: int, args: argparse.Namespace) -> DeviceSpeed:
+    """This device's speed with a model, as `edge plan --memory` measures it. No digest: slices have random weights."""
+    cluster, seconds = Cluster.of_addresses(()), 4.0 if args.tiny else 30.0
+    known = llm_speeds(cluster, None, (), ModelFile.open(model), "0" * 64, memory=memory, fresh=True, seconds=seconds)
+    return known.speeds[0]
+
+
 SECTIONS = {
     "limit": Section(limit, paging_tables.limit),
     "mmap": Section(mmap, paging_tables.mmap),
     "keeps-up": Section(keeps_up, paging_tables.keeps_up),
     "experts": Section(experts, paging_tables.experts),
     "path": Section(path, disk_path.text),
+    "predicted": Section(predicted, paging_tables.predicted),
 }
 
 if __name__ == "__main__":

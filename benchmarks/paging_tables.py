@@ -22,6 +22,24 @@ def limit(r: Mapping[str, Any]) -> str:
     )
 
 
+def predicted(r: Mapping[str, Any]) -> str:
+    """The result as Markdown."""
+    rows = [
+        [
+            row["model"],
+            f"{row['budget_bytes'] / MIB:,.0f}",
+            f"{row['paged_bytes'] / MIB:,.0f}",
+            f"{1 / row['predicted_s']:.3g}",
+            f"{1 / row['measured_s']:.3g}",
+            f"{row['predicted_s'] / row['measured_s']:.2f}",
+        ]
+        for row in r["placements"]
+    ]
+    columns = ["", "budget, MiB", "on disk, MiB", "predicted tokens/s", "measured tokens/s", "measured / predicted"]
+    median = f"Median error of the tokens per second: {100 * r['median_error']:.0f} %; asked: {r['asked_of_error']}"
+    return f"{table(columns, rows)}\n\n{median}."
+
+
 def mmap(r: Mapping[str, Any]) -> str:
     """The result as Markdown."""
     lines, memory = [], []

@@ -32,7 +32,7 @@ SECTIONS = {
     "bench_mtp": ("one", "tensor", "stages", "paged"),
     "bench_networks": (),
     "bench_new_user": (),
-    "bench_paging": ("limit", "mmap", "keeps-up", "experts", "path"),
+    "bench_paging": ("limit", "mmap", "keeps-up", "experts", "path", "predicted"),
     "bench_phases": ("strong", "equal"),
     "bench_pictures": (),
     "bench_planner": (),
