@@ -314,6 +314,7 @@ def test_models_tell_their_context_and_when_they_were_written(server: str) -> No
     [model] = httpx.get(f"{server}/v1/models").json()["data"]
     assert model["created"] == int(MODEL_PATH.stat().st_mtime)
     assert model["created_at"].startswith("20")
+    assert model["input_modalities"] == ["text"]
     assert model["context_length"] == model["max_model_len"] == model["meta"]["n_ctx_train"] == 1024
     assert model["meta"]["size"] == MODEL_PATH.stat().st_size
     assert httpx.get(f"{server}/v1/models/{model['id']}").json() == model

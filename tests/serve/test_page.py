@@ -11,6 +11,7 @@ import pytest
 from edge.errors import EngineGone
 from edge.serve.app import create_app
 from edge.serve.options import ServeOptions
+from tests.serve.page_actions import answered, ask, choose_file, click, press, shown
 from tests.serve.scripted import ScriptedModels
 from tests.serve.serving import serving
 from tests.support.browser import Page, browser
@@ -84,30 +85,6 @@ def page(chromium: Page, served: tuple[str, ScriptedModels], models: ScriptedMod
 def opened(page: Page, address: str) -> None:
     page.open(f"{address}/")
     page.wait_for("document.querySelector('#welcome h2')?.textContent === 'scripted'")
-
-
-def ask(page: Page, question: str) -> None:
-    page.value("document.getElementById('question').focus()")
-    page.type(question)
-    page.press("Enter", "\r")
-
-
-def answered(page: Page, answers: int = 1) -> str:
-    """The text of the last of so many answers, once it is whole."""
-    page.wait_for(
-        f"document.querySelectorAll('.answer').length === {answers} && !document.getElementById('send').hidden"
-    )
-    text = page.value("[...document.querySelectorAll('.answer > .text')].at(-1).textContent")
-    return str(text)
-
-
-def click(page: Page, text: str) -> None:
-    """Press the last button with this text that is seen."""
-    result = (
-        f"[...document.querySelectorAll('button')].filter(one => one.textContent === '{text}' && one.checkVisibility())"
-    )
-    page.wait_for(f"{result}.length > 0")
-    page.value(f"{result}.at(-1).click()")
 
 
 def requests(models: ScriptedModels) -> Any:
@@ -206,17 +183,6 @@ def test_retry_and_edit_keep_the_former_versions(page: Page, models: ScriptedMod
     assert [item["content"] for item in requests(models)] == ["First", "Hello there.", "Third"]
 
 
-def shown(page: Page) -> Any:
-    """The texts of the messages that are seen."""
-    return page.value("[...document.querySelectorAll('.question > p, .answer > .text')].map(one => one.textContent)")
-
-
-def press(page: Page, label: str) -> None:
-    """Press the last button with this name."""
-    page.value(f"[...document.querySelectorAll('[aria-label={json.dumps(label)}]')].at(-1).focus()")
-    page.value("document.activeElement.click()")
-
-
 def test_lines_system_prompt_and_limits_reach_the_model(page: Page, models: ScriptedModels) -> None:
     click(page, "Settings")
     fields = {"system": "Be brief.", "temperature": "0", "top-p": "0.9", "top-k": "40", "min-p": "0.1",
@@ -247,10 +213,8 @@ def test_lines_system_prompt_and_limits_reach_the_model(page: Page, models: Scri
 def test_files_are_put_before_the_question(page: Page, models: ScriptedModels, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("a ``` fence\n")
     (tmp_path / "picture.bin").write_bytes(b"\xff\xd8\x00")
-    root = page.call("DOM.getDocument")["root"]["nodeId"]
-    node = page.call("DOM.querySelector", nodeId=root, selector="#file-input")["nodeId"]
-    files = [str(tmp_path / name) for name in ("notes.txt", "picture.bin")]
-    page.call("DOM.setFileInputFiles", nodeId=node, files=files)
+    for name in ("notes.txt", "picture.bin"):
+        choose_file(page, tmp_path / name)
     page.wait_for("document.querySelectorAll('#files li').length === 1")
     assert "picture.bin" in page.wait_for("document.getElementById('notice').textContent")
     ask(page, "What is in it?")
@@ -260,9 +224,7 @@ def test_files_are_put_before_the_question(page: Page, models: ScriptedModels, t
 
 def test_a_picture_goes_to_the_model_and_is_not_kept(page: Page, models: ScriptedModels, tmp_path: Path) -> None:
     (tmp_path / "cat.png").write_bytes(png())
-    root = page.call("DOM.getDocument")["root"]["nodeId"]
-    node = page.call("DOM.querySelector", nodeId=root, selector="#file-input")["nodeId"]
-    page.call("DOM.setFileInputFiles", nodeId=node, files=[str(tmp_path / "cat.png")])
+    choose_file(page, tmp_path / "cat.png")
     page.wait_for("document.querySelectorAll('#files li').length === 1")
     ask(page, "What is it?")
     answered(page)

@@ -8,6 +8,8 @@ from typing import Any
 
 from edge.serve.served import ServedModels
 
+_MODALITIES = {"vision": "image", "audio": "audio"}  # by the encoder of a projector
+
 
 async def model_list(models: ServedModels) -> dict[str, Any]:
     data = [entry for name in models.names for entry in await _entries(models, name)]
@@ -50,6 +52,7 @@ async def _model(models: ServedModels, name: str) -> dict[str, Any]:
         "owned_by": "edge",
         "context_length": longest,
         "max_model_len": longest,  # name of the key in vLLM
+        "input_modalities": ["text", *(_MODALITIES[encoder] for encoder in file.encoders)],  # as OpenRouter names it
         "type": "model",
         "display_name": name,
         "created_at": created.strftime("%Y-%m-%dT%H:%M:%SZ"),

@@ -1,6 +1,6 @@
 // The devices view.
 
-import {$, bytes, count, digits, draw, make, plural} from "./dom.js";
+import {$, bytes, count, digits, draw, make, plain, plural} from "./dom.js";
 import {LineChart} from "./line_chart.js";
 import {Poll} from "./poll.js";
 
@@ -68,7 +68,7 @@ class ModelView {
     const events = status.events || [];
     this.wrong.textContent = status.error || "";  // its engine process has ended
     const busy = slots.filter(slot => slot.is_processing).length;
-    this.title.textContent = model.name;
+    this.title.textContent = plain(model.name);
     this.about.textContent = [
       model.architecture,
       model.parameters ? `${parameters(model.parameters)} parameters` : null,

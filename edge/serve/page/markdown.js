@@ -60,7 +60,9 @@ export function show(element, text) {
   const end = source.length > MOST ? source.lastIndexOf("\n", MOST) + 1 || MOST : source.length;
   const tokens = lex(source.slice(state.finished.length, end)).map(token => ({token, blocks: blocksOf(token)}));
   const blocks = tokens.flatMap(one => one.blocks);
-  if (end < source.length) blocks.push({rest: source.slice(end)});
+  const last = blocks.at(-1);
+  if (end < source.length && last?.rest) last.rest += source.slice(end);
+  else if (end < source.length) blocks.push({rest: source.slice(end)});
   blocks.forEach((block, i) => place(element, state, state.count + i, block));
   while (element.children.length > state.count + blocks.length) element.lastChild.remove();
   state.blocks.length = element.children.length;
