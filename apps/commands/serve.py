@@ -39,9 +39,11 @@ from edge.text.thinking_format import parse_think
 from partition.predict.drafts import KINDS, SELF
 
 if TYPE_CHECKING:
+    from apps.distributed import Devices
     from edge.api.config import EngineConfig
     from edge.models.wheels import Progress
     from edge.serve.oip.config import NetworkConfig
+    from partition.plan.plan import Plan
 
 HELP = "Serve models by the APIs of OpenAI, Anthropic and Ollama, with a chat page for the browser."
 
@@ -52,6 +54,7 @@ MOST_IDLE_MINUTES = 525_600
 DRAIN_S, MOST_DRAIN_S = 30, 86_400  # the default equals that of edge.serve.options
 WARMING_S = 360.0  # seconds of each hour
 TARGETS = ("target_itl", "target_ttft")
+OF_ONE_MODEL = ("lora", "mmproj", "encoder")
 LEAST_WEIGHT, MOST_WEIGHT = 0.01, 100.0  # of a key
 KEY_VARIABLE, ADMIN_VARIABLE = "EDGE_API_KEY", "EDGE_ADMIN_KEY"
 DRAFTS = (*KINDS, SELF)
@@ -75,7 +78,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(
         group, "--objective", f"{words} (default: throughput)", choices=("throughput", "latency"), default="throughput"
     )
-    option(group, "--allow-pull", "let requests download models, through Ollama's API")
+    words = "let requests download models even if the server is open to others without keys; unknown names then stand"
+    option(group, "--allow-pull", f"{words} for no model (default: administrators may download models)")
     option(group, "--host ADDRESS", "address to listen on (default: this device only)", default="127.0.0.1")
     words = f"port to listen on; 0: any free port (default: {PORT})"
     option(group, "--port N", words, units.whole(0, 65535), default=PORT)
@@ -165,7 +169,9 @@ def run(args: argparse.Namespace) -> int:
     if args.front is not None:
         _check_front(args.front)
 
-    def engine_config(path: Path, args: argparse.Namespace = args, system: str = "") -> EngineConfig:
+    def engine_config(
+        path: Path, args: argparse.Namespace = args, system: str = "", devices: Devices[Plan] | None = devices
+    ) -> EngineConfig:
         if args.draft and args.draft not in DRAFTS:
             args.draft = str(model_path(args.draft).absolute())  # the engine process creates files that are missing
         config = distributed.engine_config(args, path, devices, args.requests, draft=DRAFTS[0])
@@ -191,7 +197,7 @@ def run(args: argparse.Namespace) -> int:
     if not presets and (args.models or not networks):
         models = _models(args.models, devices is None)
         if len(models) > 1:
-            refuse(args, ("lora", "mmproj", "encoder"), f"is of one model, and there are {len(models)}; name one")
+            refuse(args, OF_ONE_MODEL, f"is of one model, and there are {len(models)}; name one")
         for name, path in models.items():
             try:
                 configs[name] = engine_config(path)
@@ -201,10 +207,6 @@ def run(args: argparse.Namespace) -> int:
                 say(f"{path} is left out: {error}")
         if not configs and not networks:
             raise UsageError("none of these models can be served, for the reasons above")
-    if devices is not None:
-        refuse(
-            args, ("allow_pull",), "adds models on this device, but several devices serve only one model; leave it out"
-        )
     if devices is not None and len(configs) > 1:
         raise UsageError(f"several devices can serve one model only, got {len(configs)}; name one")
 
@@ -214,6 +216,7 @@ def run(args: argparse.Namespace) -> int:
     from edge import log
     from edge.ending import signals_are_for_the_program
     from edge.models.paths import pull
+    from edge.net.channel import is_loopback
     from edge.serve.options import ServeOptions
     from edge.serve.server import serve
 
@@ -240,8 +243,10 @@ def run(args: argparse.Namespace) -> int:
         pinned=tuple(name for name, preset in presets.items() if preset.pinned),
     )
 
+    own_args = argparse.Namespace(**{**vars(args), **dict.fromkeys((*OF_ONE_MODEL, "save_plan"))})
+
     def fetch(name: str, progress: Progress) -> EngineConfig:
-        return engine_config(pull(name, progress))
+        return engine_config(pull(name, progress), own_args, devices=None)
 
     output_as_log()
     log.set_up(events=False)
@@ -255,7 +260,8 @@ def run(args: argparse.Namespace) -> int:
             queue=args.queue,
             say=say,
             listening=say_where,
-            fetch=fetch if args.allow_pull else None,
+            fetch=fetch if args.allow_pull or options.keys or is_loopback(args.host) else None,
+            any_name=not args.allow_pull,
             networks=networks,
         )
     return 0
@@ -307,7 +313,7 @@ def _presets(args: argparse.Namespace) -> dict[str, Preset]:
     """Return the models of --config, by name. Raises OSError or UsageError if the file cannot be used."""
     if args.models:
         raise UsageError(f"--config {args.config} names the models; leave {args.models[0]} out, or add it to the file")
-    refuse(args, ("lora", "mmproj", "encoder"), "is of one model; write it below its [[model]] in the file of --config")
+    refuse(args, OF_ONE_MODEL, "is of one model; write it below its [[model]] in the file of --config")
     return read_presets(args.config, args, add_arguments)
 
 

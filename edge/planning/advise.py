@@ -122,6 +122,7 @@ class Row:
             "why": self.why,
             "on_front": self.on_front,
             "command": self.command,
+            "pull": "" if model.types and self.candidate.mix.name not in model.types else _source(self.candidate),
         }
         figures: dict[str, Any] = dict.fromkeys(("memory_bytes", "tokens_per_s", "ttft_s", "answer_s", "within_s"))
         if self.point is not None:
@@ -141,7 +142,7 @@ class Advice:
     """All rows: first the models that fit, sorted by answer time, then the models that do not fit."""
 
     options: AdviceOptions
-    devices: tuple[str, ...]  # device names
+    devices: Mapping[str, int]  # memory in bytes by device name
     rows: tuple[Row, ...]
     notes: tuple[str, ...] = ()
 
@@ -155,6 +156,7 @@ class Advice:
             "answer_tokens": ANSWER_TOKENS,
             "context": task.context,
             "devices": list(self.devices),
+            "memory_bytes": dict(self.devices),
             "rows": [row.to_json() for row in self.rows],
             "notes": list(self.notes),
         }
@@ -196,7 +198,7 @@ def advise(models: Sequence[KnownModel], cluster: Cluster, options: AdviceOption
     busy = sorted({speed.name for of_one in speeds for speed in of_one.profile.speeds if speed.busy})
     if busy:
         notes[f"measured while busy: {', '.join(busy)}; it may be faster, and is measured again next time"] = None
-    return Advice(options, tuple(speed.name for speed in profile.speeds), tuple(ordered), tuple(notes))
+    return Advice(options, {speed.name: speed.memory_bytes for speed in profile.speeds}, tuple(ordered), tuple(notes))
 
 
 def _speeds(

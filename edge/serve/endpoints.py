@@ -22,7 +22,7 @@ from edge.serve.apis.infill import INFILL
 from edge.serve.apis.messages import MESSAGES
 from edge.serve.apis.messages_fields import MessagesInput
 from edge.serve.apis.metrics import metrics
-from edge.serve.apis.models import model_json, model_list
+from edge.serve.apis.models import ModelRequest, cancel_fetch, fetches, load, model_json, model_list, unload
 from edge.serve.apis.native import NATIVE, NativeEmbeddingsRequest, native_embeddings
 from edge.serve.apis.rerank import RerankRequest, rerank
 from edge.serve.apis.responses import RESPONSES
@@ -35,6 +35,7 @@ from edge.serve.oip.endpoints import oip_endpoints
 from edge.serve.oip.networks import Networks
 from edge.serve.ollama.endpoints import ollama_endpoints
 from edge.serve.options import ServeOptions
+from edge.serve.planning.api import FrontRequest, Planning, PlanRequest
 from edge.serve.served import ServedModel, ServedModels
 from edge.serve.warming import api as prefixes
 
@@ -45,6 +46,8 @@ ALIASES = {
     "/responses": "/v1/responses",
     "/completions": "/completion",
     "/models": "/v1/models",
+    "/models/load": "/v1/models/load",
+    "/models/unload": "/v1/models/unload",
     "/embeddings": "/embedding",
     **dict.fromkeys(("/rerank", "/reranking", "/v1/reranking"), "/v1/rerank"),
 }
@@ -65,15 +68,31 @@ def endpoints(models: ServedModels, options: ServeOptions, networks: Networks | 
     async def description(_http: Request) -> dict[str, Any]:
         return openapi(served)
 
-    async def plan(http: Request, request: state.PlanRequest) -> dict[str, Any]:
-        check_administrator("run a model by another plan")
-        return await unless_gone(http, state.use_plan(request, models, options))
+    planning = Planning(models, options)
+
+    async def plan(http: Request, request: PlanRequest) -> dict[str, Any]:
+        return await unless_gone(http, planning.use_plan(request))
+
+    async def make_front(_http: Request, request: FrontRequest) -> Response:
+        return await planning.make_front(request)
+
+    async def front(http: Request) -> Any:
+        return await planning.front(http.query_params.get("model"))
 
     async def props(http: Request) -> dict[str, Any]:
         return await state.props(models, http.query_params.get("model"))
 
     async def one_model(http: Request) -> dict[str, Any]:
         return await model_json(models, http.path_params["name"])
+
+    async def load_model(http: Request, request: ModelRequest) -> dict[str, Any]:
+        return await unless_gone(http, load(request, models))
+
+    async def unload_model(_http: Request, request: ModelRequest) -> dict[str, Any]:
+        return await unload(request, models)
+
+    async def cancel_pull(http: Request) -> dict[str, Any]:
+        return await cancel_fetch(http.path_params["name"], models)
 
     async def ask_memory(_http: Request, request: state.MemoryRequest) -> dict[str, Any]:
         check_administrator("change the memory of the models")
@@ -119,16 +138,22 @@ def endpoints(models: ServedModels, options: ServeOptions, networks: Networks | 
         post("/tokenize", "Tokenize a text.", tokens.TokenizeRequest, tokens.tokenize),
         post("/detokenize", "Convert tokens to text.", tokens.DetokenizeRequest, tokens.detokenize),
         post("/apply-template", "Render the prompt of a chat.", ChatRequest, tokens.apply_template),
-        Endpoint("POST", "/v1/plan", "Switch a model to another plan.", plan, state.PlanRequest),
+        Endpoint("POST", "/v1/plan", "Switch a model to another plan.", plan, PlanRequest),
         get("/v1/memory", "Get the memory shares of the models.", lambda: state.memory(models)),
         Endpoint("POST", "/v1/memory", "Change the memory limit of the models.", ask_memory, state.MemoryRequest),
         Endpoint("POST", "/v1/prefixes", "Announce a prefix of future prompts.", announce, prefixes.PrefixRequest),
         Endpoint("GET", "/v1/prefixes", "List the announced prefixes.", announced),
         Endpoint("DELETE", "/v1/prefixes/{name}", "Delete an announced prefix.", forget),
         get("/v1/models", "List the models.", lambda: model_list(models)),
+        Endpoint("POST", "/v1/models/load", "Load a model.", load_model, ModelRequest),
+        Endpoint("POST", "/v1/models/unload", "Unload a model.", unload_model, ModelRequest),
+        get("/v1/pulls", "List the downloads of models.", lambda: fetches(models)),
+        Endpoint("DELETE", "/v1/pulls/{name:path}", "Cancel the download of a model.", cancel_pull),
         Endpoint("GET", "/v1/models/{name:path}", "Describe a model.", one_model),
         get("/v1/cluster", "Get the status of the loaded models and their devices.", lambda: state.cluster(models)),
-        get("/v1/front", "List the available plans.", lambda: state.front(options.front)),
+        Endpoint("GET", "/v1/front", "List the available plans.", front),
+        Endpoint("POST", "/v1/front", "Make the plans of a model.", make_front, FrontRequest),
+        get("/v1/advice", "List published models that fit the devices.", planning.advice),
         Endpoint("GET", "/props", "Get the properties of a model (default: the first).", props),
         get("/lora-adapters", adapters, lambda: adapter_list(models)),
         Endpoint("POST", "/lora-adapters", "Change the default scales of adapters.", lora, AdapterScales),

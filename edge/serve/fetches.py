@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Generic, TypeVar
 
-from edge.errors import HubError, NotAllowed, Overloaded
+from edge.errors import HubError, Interrupted, NotAllowed, Overloaded
 from edge.models.wheels import Progress
 
 MOST = 4  # maximum threads, including those of abandoned fetches that have not ended yet
@@ -28,6 +28,8 @@ class Fetches(Generic[T]):
         """fetch: fetches an object by its name; None: fetching is not allowed."""
         self._fetch = fetch
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._done: dict[str, tuple[int, int]] = {}  # bytes done and in total, by name
+        self._cancelled: set[str] = set()
         self._threads = 0
         self._is_closed = False
 
@@ -36,11 +38,24 @@ class Fetches(Generic[T]):
         """True if the server's options allow fetching."""
         return self._fetch is not None
 
+    @property
+    def running(self) -> Mapping[str, tuple[int, int]]:
+        """The running fetches: bytes done and in total by name. Both are 0 until the hub has answered."""
+        return {name: self._done.get(name, (0, 0)) for name in self._tasks}
+
+    def cancel(self, name: str) -> bool:
+        """End a fetch. Its callers get Interrupted, and the next fetch continues the download. Return False if there is
+        no fetch of this name.
+        """
+        if name in self._tasks:
+            self._cancelled.add(name)
+        return name in self._tasks
+
     async def have(self, name: str, progress: Progress, use: Callable[[T], None]) -> None:
         """Fetch an object by its name and pass it to `use`. The fetch continues if the client disconnects.
 
         progress: called in any thread; only the first caller's function is used. Raises NotAllowed, Overloaded if too
-        many fetches are running, HubError if a fetch stalls, and the errors of `fetch`.
+        many fetches are running, HubError if a fetch stalls, Interrupted after `cancel`, and the errors of `fetch`.
         """
         if self._fetch is None:
             raise NotAllowed("this server does not fetch models; start it with --allow-pull, or run edge model pull")
@@ -71,6 +86,7 @@ class Fetches(Generic[T]):
                 raise NotAllowed("the server is ending" if self._is_closed else "the fetch was abandoned")
             if done > n_bytes:
                 newest, n_bytes = time.monotonic(), done
+            self._done[name] = (done, total)
             progress(done, total)
 
         def settle(value: T | None, error: BaseException | None) -> None:
@@ -96,6 +112,8 @@ class Fetches(Generic[T]):
             while not (await asyncio.wait({result}, timeout=_LOOK_S))[0]:
                 if self._is_closed:
                     raise NotAllowed("the server is ending")
+                if name in self._cancelled:
+                    raise Interrupted(f"{name}: the download was cancelled; the next pull continues it")
                 if time.monotonic() - newest >= STALLED_S:
                     raise HubError(f"{name}: no data came for {STALLED_S:g} s; try again to continue the download")
             use(result.result())
@@ -103,3 +121,5 @@ class Fetches(Generic[T]):
             ended.set()
             result.cancel()
             del self._tasks[name]
+            self._done.pop(name, None)
+            self._cancelled.discard(name)

@@ -15,6 +15,9 @@ from edge.media.projector import encoders, open_projector
 from partition.model.generation import generates
 from partition.model.model import ModelShape
 from quant.gguf.file import GgufFile
+from quant.mixes import MIXES
+
+_TYPES = {mix.id: mix.name.upper() for mix in MIXES.values()}  # by `general.file_type`
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,11 @@ class ModelFacts:
     generates: bool = True  # False for models that only make embeddings or scores
     metadata: Mapping[str, Any] = field(default_factory=dict)  # metadata of the header, without arrays
     encoders: tuple[str, ...] = ()  # encoders of its projector: vision, audio
+
+    @property
+    def quantization(self) -> str:
+        """Name of the type of most weights, such as "Q4_K_M", or "unknown"."""
+        return _TYPES.get(self.metadata.get("general.file_type", -1), "unknown")
 
 
 def model_file(path: str, projector: str | None = None) -> ModelFacts:

@@ -10,10 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from devices.names import parse_address
 from devices.probe import available_memory
 from edge.api.config import EngineConfig
-from edge.errors import EngineGone, NotAllowed, UnknownModel
+from edge.errors import EngineGone
 from edge.models.wheels import Progress
 from edge.serve.adapters import ServedAdapters
 from edge.serve.caller import CALLER, check_administrator
@@ -24,12 +23,11 @@ from edge.serve.fetches import Fetches
 from edge.serve.lifetimes import LEAST_S, Lifetimes
 from edge.serve.memory import ModelMemory
 from edge.serve.model_files import ModelFacts, model_file
-from edge.serve.model_names import is_empty, matching
+from edge.serve.model_names import ServedNames
+from edge.serve.plan_devices import checked_plan, needs_no_plan
 from edge.serve.replicas import Replicas
-from partition.plan.plan import LOCAL, Plan
 
 _BESIDE_WEIGHTS = 1.2  # memory that a model needs, as a multiple of the size of its files
-_MOST_NAMED = 20  # models listed in an error message
 
 _Loads = dict[str, asyncio.Task[EngineClient]]  # by the name of the model
 
@@ -45,6 +43,7 @@ class Router:
         say: Callable[[str], None] = lambda line: None,
         lifetimes: Lifetimes | None = None,
         fetch: Callable[[str, Progress], EngineConfig] | None = None,
+        any_name: bool = True,
         memory: int | None = None,
     ) -> None:
         """configs: configuration of each model by name, the default model first.
@@ -52,20 +51,17 @@ class Router:
         say: called with lines for users.
         lifetimes: idle times of models; None: models stay until another model needs their memory.
         fetch: fetches a model by its name and returns its configuration; None: fetching is not allowed.
+        any_name: any name in a request stands for the model of a server that has only one.
         memory: memory budget of all models in bytes; None: each has its configured memory.
 
         Raises EngineError for adapters with invalid names.
         """
-        self._configs = dict(configs)
-        names = list(configs)
-        self._adapters = {
-            name: ServedAdapters(lora, names) if (lora := config.options.lora) else ServedAdapters()
-            for name, config in configs.items()
-        }
+        self.configs = dict(configs)
+        self._served = ServedNames(self.configs, any_name=any_name)
         self._queue, self._say = queue, say
         self._models: dict[str, EngineClient] = {}
         self._lifetimes = lifetimes or Lifetimes()
-        several = len(configs) > 1 or fetch is not None
+        several = len(configs) > 1 or not any_name
         self.memory = ModelMemory(memory, self._unload_longest_idle, several=several)
         # Held while a model is loaded, because each load must see the memory that is free.
         self._loading = asyncio.Lock()
@@ -73,7 +69,7 @@ class Router:
         self._loads: _Loads = {}
         # Switches to other plans; references that protect the tasks from garbage collection.
         self._moves: set[asyncio.Task[None]] = set()
-        self._fetches = Fetches(fetch)
+        self.fetches = Fetches(fetch)
         models, lifetimes = self._models, self._lifetimes
         self.drain = Drain(
             lambda: self._awaited.total() > 0 or any(_is_used(model, lifetimes) for model in models.values())
@@ -82,30 +78,17 @@ class Router:
     @property
     def names(self) -> Sequence[str]:
         """Names of the models, the default model first."""
-        return list(self._configs)
+        return list(self.configs)
 
     def resolve(self, name: str | None) -> str:
-        if not self._configs:
-            raise UnknownModel("this server has no language model; its networks are listed by /v2/repository/index")
-        if name is None or is_empty(name):
-            return self.names[0]
-        every = [*self._configs, *(own for adapters in self._adapters.values() for own in adapters.names)]
-        matches = matching(name, every)
-        if len(matches) == 1:
-            return matches[0]
-        if not matches and len(every) == 1 and not self._fetches.allowed:
-            return self.names[0]
-        named = ", ".join((matches or every)[:_MOST_NAMED])
-        if matches:
-            raise UnknownModel(f"the name {name[:200]!r} may stand for several models; write one of {named}")
-        raise UnknownModel(f"there is no model {name[:200]!r} here; there are {named}")
+        return self._served.resolve(name)
 
     def adapters(self, name: str | None) -> ServedAdapters:
-        return self._adapters[self._known(name)]
+        return self._served.adapters[self._served.model(name)]
 
     async def model(self, name: str | None) -> EngineClient:
         self.drain.check_open()
-        name = self._known(name)
+        name = self._served.model(name)
         caller = CALLER.get()
         caller.hold(self._lifetimes.holders, name)
         self._lifetimes.add_user(name, caller.owner)
@@ -121,8 +104,8 @@ class Router:
                 if model is None:
                     if name in self._models:
                         await self._unload(name)
-                    config = self._configs[name]
-                    while _needs_room(config, self._adapters[name], self.memory):
+                    config = self.configs[name]
+                    while _needs_room(config, self._served.adapters[name], self.memory):
                         if not await self._unload_longest_idle(name):
                             break
                     events = Events(name, self._say)
@@ -155,7 +138,7 @@ class Router:
         return [model for model in self._models.values() if model.replicas.failed is None]
 
     def file(self, name: str) -> ModelFacts:
-        config = self._configs[self._known(name)]
+        config = self.configs[self._served.model(name)]
         return model_file(config.path, config.mmproj)
 
     async def running(self, name: str) -> Mapping[str, Any]:
@@ -165,20 +148,23 @@ class Router:
     def health(self) -> Sequence[Mapping[str, Any]]:
         return [model.replicas.health for model in self._models.values()]
 
+    def state(self, name: str) -> str:
+        if (load := self._loads.get(name)) is not None and not load.done():
+            return "loading"
+        model = self._models.get(name)
+        if model is None:
+            return "unloaded"
+        return "loaded" if model.replicas.failed is None else "failed"
+
     async def use_plan(self, name: str | None, plan: Mapping[str, Any], devices: Collection[str] = ()) -> None:
         """Switch a model to another plan, see ServedModels.
 
         A switch that has begun continues if its client disconnects.
         """
-        name = self._known(name)
-        known = {_address(device) for device in (LOCAL, *devices)}
-        # Plan.from_json raises PlanError.
-        if foreign := [d for d in Plan.from_json(dict(plan)).all_devices if _address(d) not in known]:
-            raise NotAllowed(
-                f"the plan has the device {foreign[0]}, but this server only uses the workers of --workers, of --plan"
-                " and of the plans in --front; start the server with it"
-            )
-        config = replace(self._configs[name], plan=dict(plan), plan_name="the plan", workers=())
+        name = self._served.model(name)
+        config, checked = self.configs[name], checked_plan(plan, devices)
+        own_plan = None if needs_no_plan(checked, config) else dict(plan)
+        config = replace(config, plan=own_plan, plan_name="the plan", workers=(), joining=False)
         move = asyncio.create_task(self._use(name, config))
         self._moves.add(move)
         move.add_done_callback(self._moves.discard)
@@ -186,27 +172,27 @@ class Router:
 
     async def _use(self, name: str, config: EngineConfig) -> None:
         """Run a model with another configuration, whether it is loaded or not. Other models are not affected."""
-        before = self._configs[name]
-        self._configs[name] = config
+        before = self.configs[name]
+        self.configs[name] = config
         try:
             model = await self.model(name)
             await model.replicas.use(self.memory.config(config))  # has an effect only if the model was already loaded
         except BaseException:
             loaded = self._models.get(name)
-            self._configs[name] = before if loaded is None else loaded.replicas.config
+            self.configs[name] = before if loaded is None else loaded.replicas.config
             raise
 
     # --- idle models ---
 
     def keep(self, name: str | None, idle_s: float | None) -> None:
         caller = CALLER.get()
-        self._lifetimes.keep(self._known(name), idle_s, None if caller.is_administrator else caller.owner)
+        self._lifetimes.keep(self._served.model(name), idle_s, None if caller.is_administrator else caller.owner)
 
     def expires_s(self, name: str) -> float:
         return self._lifetimes.left_s(name)
 
     async def unload(self, name: str | None) -> bool:
-        name = self._known(name)
+        name = self._served.model(name)
         async with self._loading:
             # At LEAST_S no other key wants the model to stay.
             may = CALLER.get().is_administrator or self.expires_s(name) <= LEAST_S
@@ -234,18 +220,19 @@ class Router:
 
     async def fetch(self, name: str, progress: Progress) -> None:
         """Fetch a model, see ServedModels. A fetch that has begun continues if its client disconnects."""
-        if name in self._configs:
+        if name in self.configs:
             return
         check_administrator("have models fetched")
 
         def use(config: EngineConfig) -> None:
-            self._configs[name], self._adapters[name] = config, ServedAdapters()
+            self.configs[name] = config
+            self._served.adapters[name] = ServedAdapters()
 
-        await self._fetches.have(name, progress, use)
+        await self.fetches.have(name, progress, use)
 
     async def close(self) -> None:
         """End all engine processes."""
-        await self._fetches.close()
+        await self.fetches.close()
         for load in (loads := list(self._loads.values())):
             load.cancel()
         await asyncio.gather(*loads, return_exceptions=True)
@@ -260,11 +247,6 @@ class Router:
             return None
         self._lifetimes.use(name)
         return model
-
-    def _known(self, name: str | None) -> str:
-        """Return the model that a name in a request stands for. name: a model or an adapter. Raises UnknownModel."""
-        served = self.resolve(name)
-        return next((model for model, adapters in self._adapters.items() if served in adapters.names), served)
 
     async def _unload_longest_idle(self, needs: str) -> bool:
         """Unload the model that was unused for the longest time, except `needs`. Return False if there is none."""
@@ -282,24 +264,9 @@ class Router:
             await model.replicas.close(why)
 
 
-def devices_of(configs: Mapping[str, EngineConfig]) -> tuple[str, ...]:
-    """Return the addresses of the workers and plans in these configurations."""
-    plans = [Plan.from_json(dict(config.plan)) for config in configs.values() if config.plan is not None]
-    workers = [worker for config in configs.values() for worker in config.workers]
-    return (*workers, *(device for plan in plans for device in plan.all_devices))
-
-
 def _is_used(model: EngineClient, lifetimes: Lifetimes) -> bool:
     """Return True if a request uses the model: it waits for an answer, or is about to start one."""
     return model.replicas.busy or lifetimes.holders[model.name] > 0
-
-
-def _address(device: str) -> tuple[str, int]:
-    """Return the host and port of a device's address in any notation."""
-    try:
-        return parse_address(device)
-    except ValueError:
-        return device, 0
 
 
 def _cancel_abandoned(loads: _Loads, awaited: Counter[str]) -> None:

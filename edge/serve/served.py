@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Protocol
 
+from edge.api.config import EngineConfig
 from edge.models.wheels import Progress
 from edge.serve.adapters import ServedAdapters
 from edge.serve.drain import Drain
+from edge.serve.fetches import Fetches
 from edge.serve.model_files import ModelFacts
 from edge.weights.elastic.shares import Share
 
@@ -203,6 +205,14 @@ class ServedModels(Protocol):
     drain: Drain  # whether the server ends when its answers have ended
 
     @property
+    def configs(self) -> Mapping[str, EngineConfig]:
+        """Configuration of each model by name, the default model first."""
+
+    @property
+    def fetches(self) -> Fetches[EngineConfig]:
+        """Fetches of models, which `fetch` starts."""
+
+    @property
     def memory(self) -> ServedMemory:
         """Return the memory budget of the models."""
 
@@ -251,6 +261,9 @@ class ServedModels(Protocol):
 
     def expires_s(self, name: str) -> float:
         """Return the seconds until a model is unloaded if it remains idle. Infinity: never."""
+
+    def state(self, name: str) -> str:
+        """Return "loaded", "loading", "failed" or "unloaded"."""
 
     async def unload(self, name: str | None) -> bool:
         """Unload a model now. Return False if it is not loaded, in use, or pinned. Raises UnknownModel."""

@@ -27,7 +27,8 @@ from edge.serve.lifetimes import Lifetimes
 from edge.serve.oip.config import NetworkConfig
 from edge.serve.oip.networks import Networks
 from edge.serve.options import ServeOptions, check, tls_context
-from edge.serve.router import Router, devices_of
+from edge.serve.plan_devices import devices_of
+from edge.serve.router import Router
 from edge.weights.elastic.signals import follow_memory_signals
 from partition.model.file import ModelFile
 
@@ -46,6 +47,7 @@ def serve(
     say: Callable[[str], None],
     listening: Callable[[str], None],
     fetch: Callable[[str, Progress], EngineConfig] | None = None,
+    any_name: bool = True,
     networks: Mapping[str, NetworkConfig] = MappingProxyType({}),
 ) -> None:
     """Serve models until SIGINT or SIGTERM. After SIGTERM, running answers have `options.drain_s` seconds to end.
@@ -56,7 +58,7 @@ def serve(
     queue: maximum waiting requests for each model.
     say: called with lines for users.
     listening: called with each URL once the server answers.
-    fetch: see Router.
+    fetch, any_name: see Router.
     networks: configurations of ONNX networks by name, which are loaded at the start.
 
     Raises TrustError as `check` does, OSError if the address is not available, and the errors of loading the first
@@ -80,6 +82,7 @@ def serve(
                 listening,
                 sockets,
                 fetch,
+                any_name,
                 networks,
             )
         )
@@ -93,11 +96,14 @@ async def _serve(
     listening: Callable[[str], None],
     sockets: Sequence[socket.socket],
     fetch: Callable[[str, Progress], EngineConfig] | None,
+    any_name: bool,
     network_configs: Mapping[str, NetworkConfig],
 ) -> None:
     configs = _usable(configs, say) if len(configs) > 1 else configs
     lifetimes = Lifetimes(options.idle_unload_s, options.pinned)
-    router = Router(configs, queue=queue, say=say, lifetimes=lifetimes, fetch=fetch, memory=options.memory)
+    router = Router(
+        configs, queue=queue, say=say, lifetimes=lifetimes, fetch=fetch, any_name=any_name, memory=options.memory
+    )
     networks = Networks(network_configs, queue=queue, say=say, drain=router.drain) if network_configs else None
     loop = asyncio.get_running_loop()
 

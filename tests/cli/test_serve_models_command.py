@@ -73,8 +73,23 @@ def test_presets_are_models_with_names_and_options(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_model_stays_where_nothing_else_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, options, fetch = configs_of(monkeypatch, MODEL_PATH)
-    assert (options.pinned, options.idle_unload_s, fetch) == ((), float("inf"), None)
+    _, options, _ = configs_of(monkeypatch, MODEL_PATH)
+    assert (options.pinned, options.idle_unload_s) == ((), float("inf"))
+
+
+@pytest.mark.parametrize(
+    ("words", "may"),
+    [
+        ((), True),
+        (("--host", "0.0.0.0", "--api-key", "k"), True),
+        (("--host", "0.0.0.0", "--insecure"), False),
+        (("--host", "0.0.0.0", "--insecure", "--allow-pull"), True),
+    ],
+)
+def test_models_are_fetched_unless_everybody_could_ask(
+    monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], may: bool
+) -> None:
+    assert (configs_of(monkeypatch, MODEL_PATH, *words)[2] is not None) is may
 
 
 def test_fetched_models_are_served_as_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +97,8 @@ def test_fetched_models_are_served_as_the_others(monkeypatch: pytest.MonkeyPatch
     configs, _, fetch = configs_of(monkeypatch, MODEL_PATH, "--allow-pull", "--threads", "3")
     [served] = configs.values()
     assert fetch("new", lambda *done: None) == replace(served, path="/models/new")
-    assert "leave it out" in refused(str(MODEL_PATH), "--allow-pull", "--workers", "127.0.0.1:9", "--insecure")[1]
+    configs, _, fetch = configs_of(monkeypatch, MODEL_PATH, "--threads", "3", "--workers", "127.0.0.1:9", "--insecure")
+    assert fetch("new", lambda *done: None) == replace(served, path="/models/new", insecure=True)  # on this device
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,12 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequen
 from types import MappingProxyType
 from typing import Any
 
+from edge.api.config import EngineConfig
 from edge.errors import EdgeError, NotAllowed, SamplingError, UnknownModel
+from edge.models.demo import MODEL_PATH
 from edge.serve.adapters import ServedAdapters
 from edge.serve.drain import Drain
+from edge.serve.fetches import Fetches
 from edge.serve.model_files import ModelFacts
 from edge.serve.served import Answer, Generation, Piece, ServedModel, TokenLogprob
 from edge.weights.elastic.shares import Share
@@ -153,6 +156,10 @@ class ScriptedModels:
     def names(self) -> Sequence[str]:
         return [self.scripted.name]
 
+    @property
+    def configs(self) -> Mapping[str, EngineConfig]:
+        return {self.scripted.name: EngineConfig(str(MODEL_PATH))}
+
     def resolve(self, name: str | None) -> str:
         if name not in (None, self.scripted.name, *self.adapters(name).names):
             raise UnknownModel(f"there is no model {name!r}")
@@ -184,8 +191,15 @@ class ScriptedModels:
     def expires_s(self, name: str) -> float:
         return self.kept_s or math.inf
 
+    def state(self, name: str) -> str:
+        return "loaded"
+
     async def unload(self, name: str | None) -> bool:
         return False
+
+    @property
+    def fetches(self) -> Fetches[EngineConfig]:
+        return Fetches(None if self.fetched is None else lambda name, progress: EngineConfig(name))
 
     async def fetch(self, name: str, progress: Callable[[int, int], None]) -> None:
         if self.fetched is None:

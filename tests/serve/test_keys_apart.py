@@ -18,7 +18,8 @@ from edge.serve.caller import CALLER, Caller
 from edge.serve.lifetimes import LEAST_S, Lifetimes
 from edge.serve.options import ServeOptions
 from edge.serve.places import Places
-from edge.serve.router import Router, devices_of
+from edge.serve.plan_devices import devices_of
+from edge.serve.router import Router
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL
 from partition.slices.gguf_slice import limits

@@ -3,34 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Iterator
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from pydantic import Field
 
 from edge.errors import EdgeError
-from edge.serve.apis.fields import DEFAULTS, Fields, JsonObject
-from edge.serve.http.errors import BadRequest, NotThere
-from edge.serve.options import ServeOptions
+from edge.serve.apis.fields import DEFAULTS, Fields
+from edge.serve.http.errors import BadRequest
 from edge.serve.served import ServedModel, ServedModels
 from edge.units import as_bytes
 from edge.version import version
-
-MAX_FRONT = 64 << 20  # bytes of the front file
 
 
 class MemoryRequest(Fields):
     memory: int | str | None = Field(
         description="total of all models, in bytes or as 2GiB; 0: the minimum; null: the initial value"
     )
-
-
-class PlanRequest(Fields):
-    model: str | None = None
-    plan: JsonObject = Field(description="plan in the form of `edge plan --json` or `edge pareto --json`")
 
 
 def health(models: ServedModels) -> dict[str, Any]:
@@ -91,32 +80,6 @@ async def _status(model: ServedModel, models: ServedModels) -> dict[str, Any]:
         return {"model": {"name": model.name}, "slots": [], "devices": [], "error": str(error)}
 
 
-async def front(path: Path | None) -> Any:
-    """Return the JSON of `edge pareto --json`, or no points without a file. Raises NotThere if it is unreadable."""
-    if path is None:
-        return {"points": []}
-    return await asyncio.to_thread(_read, path)
-
-
-def _read(path: Path) -> Any:
-    try:
-        with path.open("rb") as file:
-            text = file.read(MAX_FRONT + 1)
-        if len(text) > MAX_FRONT:
-            raise NotThere(f"{path.name} has more than {MAX_FRONT} bytes; it is not a front")
-        return json.loads(text)
-    except (OSError, ValueError, RecursionError) as error:
-        raise NotThere(f"{path.name} cannot be read: {error}") from error
-
-
-def _devices(values: Any) -> Iterator[str]:
-    """Yield the device names in the plans of a front."""
-    for value in values if isinstance(values, list) else values.values() if isinstance(values, dict) else ():
-        yield from _devices(value)
-    if isinstance(values, dict) and isinstance(device := values.get("device"), str):
-        yield device
-
-
 async def memory(models: ServedModels) -> dict[str, Any]:
     """Return the total memory for models, and the share of each loaded model."""
     shares = {name: asdict(share) for name, share in models.memory.shares().items()}
@@ -133,13 +96,3 @@ async def ask_memory(request: MemoryRequest, models: ServedModels) -> dict[str, 
         raise BadRequest(f"memory is {n_bytes}; it must be bytes from 0 on, or a size such as 2GiB", "memory")
     await models.memory.ask(n_bytes)
     return await memory(models)
-
-
-async def use_plan(request: PlanRequest, models: ServedModels, options: ServeOptions) -> dict[str, Any]:
-    """Switch a model to a plan.
-
-    Raises PlanError, and NotAllowed for a device that is in neither the options nor their front.
-    """
-    devices = {*options.devices, *_devices(await front(options.front))}
-    await models.use_plan(request.model, request.plan, devices)
-    return {"status": "ok"}

@@ -151,17 +151,12 @@ async def _embed(
 async def _fetched(name: str, models: ServedModels) -> AsyncGenerator[str, None]:
     """Yield lines about the progress of a fetch."""
     status = {"status": f"pulling {name}"}
-    here = (0, 0)
-
-    def progress(done: int, total: int) -> None:
-        nonlocal here
-        here = (done, total)
-
     yield _line({"status": "pulling manifest"})
-    fetching = asyncio.ensure_future(models.fetch(name, progress))
+    fetching = asyncio.ensure_future(models.fetch(name, lambda done, total: None))
     try:
         while not (await asyncio.wait({fetching}, timeout=_PROGRESS_S))[0]:
-            yield _line({**status, "digest": name, "total": here[1], "completed": here[0]})
+            completed, total = models.fetches.running.get(name, (0, 0))
+            yield _line({**status, "digest": name, "total": total, "completed": completed})
         await fetching
         yield _line({"status": "success"})
     except (EdgeError, OSError) as error:

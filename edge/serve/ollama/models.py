@@ -12,10 +12,8 @@ from typing import Any
 from edge.serve.model_files import ModelFacts
 from edge.serve.served import ServedModels
 from edge.text.thinking_format import thinking_format
-from quant.mixes import MIXES
 
 NEVER = "9999-12-31T23:59:59Z"  # expiry time of a model that is never unloaded
-_TYPES = {mix.id: mix.name.upper() for mix in MIXES.values()}  # by `general.file_type`
 _TEMPLATE = "tokenizer.chat_template"
 _GAPS = ("tokenizer.ggml.fim_suf_token_id", "tokenizer.ggml.suffix_token_id")
 
@@ -79,7 +77,7 @@ def _details(file: ModelFacts) -> dict[str, Any]:
         "family": family,
         "families": [family],
         "parameter_size": _count(file.parameters or 0),
-        "quantization_level": _TYPES.get(file.metadata.get("general.file_type", -1), "unknown"),
+        "quantization_level": file.quantization,
     }
 
 
