@@ -143,7 +143,7 @@ def test_a_load_that_is_done_is_forgotten() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: unseen.append(context))
         await router.model("a")
         assert not router._loads
-        router._configs["b"] = replace(CONFIG, path="there is no such file")
+        router.configs["b"] = replace(CONFIG, path="there is no such file")
         async with router._loading:
             load = await abandoned(router, "b")
         await asyncio.wait([load])
