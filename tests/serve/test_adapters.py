@@ -166,7 +166,7 @@ def test_adapters_count_in_the_room_of_a_model(tmp_path: Path, monkeypatch: pyte
     for more in (1, -1):
         need = 1.2 * (MODEL_PATH.stat().st_size + (1 << 22)) + more
         monkeypatch.setattr(psutil, "virtual_memory", lambda need=need: SimpleNamespace(available=need))
-        assert _needs_room(router.configs["demo"], router._adapters["demo"], router.memory) == (more < 0)
+        assert _needs_room(router.configs["demo"], router.adapters("demo"), router.memory) == (more < 0)
 
 
 def test_a_name_means_one_model_or_adapter(lora: list[str], tmp_path: Path) -> None:

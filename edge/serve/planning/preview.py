@@ -1,4 +1,4 @@
-"""What a switch to another plan would change, in words and figures, without any change."""
+"""Preview of a switch to another plan: the changes in words and figures. Nothing is changed."""
 
 from __future__ import annotations
 
