@@ -12,11 +12,11 @@ from edge.errors import EngineGone
 from edge.serve.app import create_app
 from edge.serve.options import ServeOptions
 from tests.serve.page_actions import answered, ask, choose_file, click, press, shown
+from tests.serve.planning_data import advised, front_of_plans
 from tests.serve.scripted import ScriptedModels
 from tests.serve.serving import serving
 from tests.support.browser import Page, browser
 from tests.support.multimodal import png
-from tests.support.pareto_results import pareto_result
 
 pytestmark = pytest.mark.thorough
 KEY = "a key of this test"
@@ -52,8 +52,8 @@ HARD += ["# " + " " * 50000 + "x", "|" * 30000 + "\n" + "|-" * 30000, "h" * 1000
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, ScriptedModels]]:
     models, front = ScriptedModels(), tmp_path_factory.mktemp("front") / "front.json"
-    front.write_text(json.dumps(pareto_result(40)))
-    with serving(create_app(models, ServeOptions(front=front))) as address:
+    front.write_text(json.dumps(front_of_plans()))
+    with advised(), serving(create_app(models, ServeOptions(front=front))) as address:
         yield address, models
 
 
@@ -302,21 +302,24 @@ def test_plan_of_the_front_is_changed_with_keys(page: Page, models: ScriptedMode
     page.value("document.getElementById('plot').focus()")
     page.press("End")
     assert page.wait_for("document.querySelector('#plan h3').textContent") != first
-    click(page, "Switch to this plan")
-    page.wait_for("document.getElementById('switched')?.textContent.startsWith('The model runs')")
-    points = [point for point in pareto_result(40)["points"] if point["on_front"]]
-    last = max(points, key=lambda point: float(point["predicted"]["latency_s"]))
+    page.wait_for("document.querySelectorAll('.changes li').length > 1")
+    click(page, "Run this plan")
+    page.wait_for("document.getElementById('switched')?.textContent === 'scripted runs this plan now.'")
+    last = max(front_of_plans()["points"], key=lambda point: float(point["predicted"]["latency_s"]))
     assert models.plans == [last["plan"]]
 
 
 def test_without_a_front_there_are_no_plans_to_choose_from(chromium: Page) -> None:
-    with serving(create_app(ScriptedModels(), ServeOptions())) as address:
+    with advised(), serving(create_app(ScriptedModels(), ServeOptions())) as address:
         chromium.open(f"{address}/")
         chromium.complaints.clear()
         chromium.open(f"{address}/#models")
-        request = "performance.getEntriesByType('resource').some(one => one.name.endsWith('/v1/front'))"
+        request = "performance.getEntriesByType('resource').some(one => one.name.endsWith('/v1/front?model=scripted'))"
         chromium.wait_for(request)
-        assert chromium.value("document.getElementById('front').hidden") is True
+        assert chromium.value("[document.getElementById('plans').hidden, document.getElementById('front').hidden]") == [
+            True,
+            False,
+        ]
         assert chromium.complaints == []
         chromium.open("about:blank")
 

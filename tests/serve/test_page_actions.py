@@ -8,11 +8,11 @@ import pytest
 from edge.serve.app import create_app
 from edge.serve.options import ServeOptions
 from tests.serve.page_actions import CHAT, SIZES, Stage, answered, ask, press
+from tests.serve.planning_data import advised, front_of_plans
 from tests.serve.scripted import ScriptedModels
 from tests.serve.serving import serving
 from tests.support.axe import violations
 from tests.support.browser import browser
-from tests.support.pareto_results import pareto_result
 
 pytestmark = pytest.mark.thorough
 ANSWER = "# Title\n\n`code`, [link](https://a.org).\n\n```python\nx = 1\n```\n\n| a | b |\n|---|--:|\n| 1 | 2 |"
@@ -21,11 +21,11 @@ ANSWER = "# Title\n\n`code`, [link](https://a.org).\n\n```python\nx = 1\n```\n\n
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     folder = tmp_path_factory.mktemp("page")
-    (folder / "front.json").write_text(json.dumps(pareto_result(40)))
+    (folder / "front.json").write_text(json.dumps(front_of_plans()))
     models = ScriptedModels()
     models.scripted.says, models.scripted.thinks, models.scripted.template = ANSWER, "It is *7*.", "<think></think>"
     app = create_app(models, ServeOptions(front=folder / "front.json"))
-    with serving(app) as address, browser(folder / "profile") as page:
+    with advised(), serving(app) as address, browser(folder / "profile") as page:
         yield Stage(page, address, folder)
 
 

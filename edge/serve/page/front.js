@@ -1,77 +1,34 @@
-// The plans of the Pareto front, plotted as latency against throughput, and the switch to a plan.
+// The plans of a model: finding them, the chart of the Pareto front, what a plan would change, and running it.
 
-import {get, post} from "./api.js";
+import {ApiError, get, lines, post} from "./api.js";
 import {scale} from "./axes.js";
-import {$, button, bytes, digits, draw, make} from "./dom.js";
+import {$, announce, button, bytes, digits, draw, make, seconds} from "./dom.js";
+import {OWN, devicesOf, planPicture} from "./plan_picture.js";
 
-const PATIENCE_MS = 600000;  // timeout of a switch; devices may have to load their slices first
+const PATIENCE_MS = 600000;  // timeout of a switch; devices may have to load their parts first
 const LOG_FROM = 20;  // an axis is logarithmic if its values span more than this factor
+const SETTINGS = ["threads", "affinity", "gpu_layers", "memory"];  // of a shard; they do not change its part
 
-let points = [];      // plans sorted by latency
+let poll = null;
+let names = [];       // names of the models
+let state = {models: []};  // the last state of the server
+let model = null;     // name of the model whose plans are shown
+let front = {};       // the plans as the server returned them
+let points = [];      // plans on the front sorted by latency
+let single = null;    // the plan for this device alone, if it is known
 let picked = null;    // the selected plan
-let models = [];      // status of the loaded models
-let ofModel = null;   // model of the front, if it names one
-let state = "";       // message about the last switch
+let changes = null;   // what the selected plan would change: the server's preview, or an error
+let message = "";     // message about the last switch
 let switching = false;
+let finding = null;   // AbortController of the request for plans
 
-/** Load the plans from the server. The section is hidden if there are none. */
-export async function load() {
-  try {
-    const front = await get("v1/front");
-    points = (front.points || []).filter(point => point.on_front !== false).map(pointOf)
-      .filter(point => Number.isFinite(point.latency_s) && Number.isFinite(point.throughput_per_s))
-      .sort((a, b) => a.latency_s - b.latency_s);
-    ofModel = front.model ?? null;
-  } catch (error) {
-    points = [];
-    if (error.status !== 404) $("models-notice").textContent = error.message;
-  }
-  $("front").hidden = !points.length;
-  if (!points.length) return;
-  mark();
-  picked = points.find(point => picked && isSame(point.plan, picked.plan)) || points.find(point => point.chosen) ||
-    points[0];
-  watch();
-  plot();
-  describe();
-}
-
-// Return a plan with its figures: for output of `edge pareto --json`, the measured ones, or else the predicted ones.
-function pointOf(point) {
-  return {...point, ...point.predicted, ...point.measured};
-}
-
-/** Set the status of the loaded models, which includes the current plan. */
-export function setModels(value) {
-  models = value;
-  if (mark()) { plot(); describe(); }
-}
-
-// Mark the plan in use if it is in the list. Return true if the mark changed.
-function mark() {
-  const plan = served()?.plan;
-  const found = plan === undefined ? null : points.find(point => isSame(point.plan, plan));
-  if (!found || found.chosen || switching) return false;
-  for (const point of points) point.chosen = point === found;
-  return true;
-}
-
-// Return the model of the plans: the one named in their file, or else the first.
-function served() { return models.find(status => status.model.name === ofModel) ?? models[0]; }
-
-// Return true if two plans are equal, regardless of the order of keys.
-function isSame(a, b) {
-  const sorted = (_, value) => value && typeof value === "object" && !Array.isArray(value)
-    ? Object.fromEntries(Object.entries(value).sort(([one], [other]) => one < other ? -1 : 1)) : value;
-  return JSON.stringify(a, sorted) === JSON.stringify(b, sorted);
-}
-
-let watched = false;
-
-function watch() {
-  if (watched) return;
-  watched = true;
-  new ResizeObserver(plot).observe($("plot").parentElement);
+/** Install the event handlers. `shared`: the poll of the view. */
+export function start(shared) {
+  poll = shared;
+  $("find-plans").addEventListener("click", find);
+  $("stop-finding").addEventListener("click", () => finding?.abort());
+  $("front-model").addEventListener("change", () => select($("front-model").value));
+  new ResizeObserver(() => { plot(); picture(); }).observe($("plot").parentElement);
   $("plot").addEventListener("keydown", event => {
     const at = points.indexOf(picked);
     const next = {ArrowRight: at + 1, ArrowUp: at + 1, ArrowLeft: at - 1, ArrowDown: at - 1};
@@ -82,52 +39,240 @@ function watch() {
   });
 }
 
-function pick(point) {
-  picked = point;
-  if (!switching) state = "";
+/** Show the plans of a model, and move there. */
+export function open(name) {
+  select(name);
+  $("front").scrollIntoView({block: "start"});
+  $("front-title").focus({preventScroll: true});
+}
+
+function select(name) {
+  if (name === model) return;
+  model = name;
+  $("front-model").value = name;
+  [points, picked, message] = [[], null, ""];
+  load();
+}
+
+/** Load the plans of the selected model from the server. */
+export async function load() {
+  const wanted = model;
+  try {
+    const path = wanted === null ? "v1/front" : `v1/front?model=${encodeURIComponent(wanted)}`;
+    const answer = await get(path);
+    if (wanted !== model) return;
+    front = answer;
+    $("front-notice").textContent = "";
+  } catch (error) {
+    front = {};
+    if (error.status !== 404) $("front-notice").textContent = error.message;
+  }
+  const all = (Array.isArray(front.points) ? front.points : []).map(pointOf)
+    .filter(point => point.plan && Number.isFinite(point.latency_s) && Number.isFinite(point.throughput_per_s));
+  points = all.filter(point => point.on_front !== false).sort((a, b) => a.latency_s - b.latency_s);
+  single = all.find(point => devicesOf(point.plan).join() === OWN) ?? null;
+  $("plans").hidden = $("front-words").hidden = !points.length;
+  $("find-plans").textContent = points.length ? "Find plans again" : "Find plans";
+  if (!points.length) return;
+  const before = picked;
+  picked = points.find(point => before && isSame(point.plan, before.plan)) || points.find(point => point.knee) || points[0];
+  if (!before || !isSame(picked.plan, before.plan)) foresee();
+  picks();
   plot();
   describe();
+}
+
+// Return a plan with its figures: for output of `edge pareto --json`, the measured ones, or else the predicted ones.
+function pointOf(point) { return {...point, ...point.predicted, ...point.measured}; }
+
+/** Set the names of the models, and the state of the server, which has the plans in use. */
+export function setModels(value, now) {
+  state = now;
+  if (names.join("\n") !== value.join("\n")) {
+    names = value;
+    $("front-model").replaceChildren(...names.map(name => make("option", {value: name}, name)));
+  }
+  if (!names.includes(model)) {
+    const loaded = state.models.map(status => status.model.name).find(name => names.includes(name));
+    if (loaded ?? names[0]) select(loaded ?? names[0]);
+  } else if ($("front-model").value !== model) $("front-model").value = model;
+  $("front").hidden = !names.length;
+  if (points.length && inUse() !== shownInUse) { plot(); describe(); }
+}
+
+/** Return a function from addresses in a running plan to names. `devices`: items of the status. */
+export function nameOf(devices, plan) {
+  const known = new Map([[OWN, "this device"]]);
+  [plan, ...(plan.replicas || [])].forEach((copy, i) => {
+    copy.stages.flatMap(stage => stage.shards).forEach((shard, rank) => {
+      const device = devices.find(item => item.rank === rank && (item.replica ?? 0) === i);
+      if (device && shard.device !== OWN) known.set(shard.device, device.name);
+    });
+  });
+  return address => known.get(address) ?? inFront(address);
+}
+
+function inFront(address) {
+  if (address === OWN) return "this device";
+  const device = (Array.isArray(front.devices) ? front.devices : []).find(item => item?.address === address);
+  return String(device?.name ?? address);
+}
+
+// Return true if two plans give every device the same part, regardless of the order of keys.
+function isSame(a, b) {
+  const sorted = (_, value) => value && typeof value === "object" && !Array.isArray(value)
+    ? Object.fromEntries(Object.entries(value).filter(([key]) => !SETTINGS.includes(key))
+      .sort(([one], [other]) => one < other ? -1 : 1)) : value;
+  return JSON.stringify(a, sorted) === JSON.stringify(b, sorted);
+}
+
+let shownInUse = null;  // plan that is marked as in use
+
+// Return the plan in use among the plans, or null.
+function inUse() {
+  const status = state.models.find(item => item.model.name === model);
+  if (!status || status.error) return null;
+  if (!status.plan) return single;
+  return [...points, single].find(point => point && isSame(point.plan, status.plan)) ?? null;
+}
+
+// --- finding plans ---
+
+async function find() {
+  finding = new AbortController();
+  showFinding();
+  try {
+    for await (const line of lines("v1/front", {model}, finding.signal)) {
+      const {status, completed, total} = line;
+      const bar = $("finding-progress");
+      if (total) { bar.max = total; bar.value = completed; } else bar.removeAttribute("value");
+      const text = status === "success" ? "Done." : `${status}${total ? `: ${digits(completed)} of ${digits(total)}` : ""}`;
+      if ($("finding-text").textContent !== text) $("finding-text").textContent = text;
+    }
+    picked = null;
+    await load();
+    announce(`${points.length} plans were found.`);
+  } catch (error) {
+    if (error instanceof ApiError) $("front-notice").textContent = error.message;
+    else if (error.name !== "AbortError") throw error;
+  } finally {
+    const hadFocus = document.activeElement === $("stop-finding");
+    finding = null;
+    showFinding();
+    if (hadFocus) $("find-plans").focus();
+  }
+}
+
+function showFinding() {
+  $("finding").hidden = $("stop-finding").hidden = !finding;
+  $("find-plans").hidden = Boolean(finding);
+  if (!finding) return;
+  $("front-notice").textContent = "";
+  $("finding-text").textContent = "Starting";
+  $("finding-progress").removeAttribute("value");
+  $("stop-finding").focus();
+}
+
+// --- the selected plan ---
+
+function pick(point) {
+  picked = point;
+  if (!switching) message = "";
+  plot();
+  foresee();
+  describe();
+}
+
+// Buttons for the plans that most people look for.
+function picks() {
+  const best = (list, figure) => list.reduce((a, b) => figure(b) > figure(a) ? b : a);
+  const choices = [["Best balance", points.find(point => point.knee)],
+    ["Fastest single answer", best(points, point => -point.latency_s)],
+    ["Most answers at once", best(points, point => point.throughput_per_s)], ["This device alone", single]];
+  $("picks").replaceChildren(...choices.filter(([, point]) => point)
+    .map(([text, point]) => button(text, "framed", () => pick(point))));
+}
+
+// Ask the server what the selected plan would change.
+async function foresee() {
+  const point = picked;
+  changes = null;
+  try {
+    const answer = await post("v1/plan", {model, plan: point.plan, preview: true});
+    if (picked === point) changes = answer;
+  } catch (error) {
+    if (picked === point) changes = {error: error.message};
+  }
+  if (picked === point) describe();
 }
 
 function describe() {
+  if (!picked) return;
+  const hadFocus = document.activeElement?.id === "run-plan";
+  shownInUse = inUse();
   const memory = typeof picked.memory_bytes === "object" && picked.memory_bytes
     ? Math.max(...Object.values(picked.memory_bytes)) : picked.memory_bytes;
-  const use = button(switching ? "Switching\u2026" : "Switch to this plan", "main", change);
-  use.disabled = switching;
+  const used = picked === shownInUse;
+  const run = button(switching ? "Switching\u2026" : "Run this plan", "main", change);
+  run.id = "run-plan";
+  run.disabled = switching;
+  const figures = [
+    ["one answer", `${digits(1 / picked.latency_s)} tokens/s`],
+    [`${picked.in_flight ? `${digits(picked.in_flight)} at once` : "at once"}`, `${digits(picked.throughput_per_s)} tokens/s`],
+    Number.isFinite(picked.ttft_s) ? ["first token", seconds(picked.ttft_s)] : null,
+    ["memory", `${bytes(memory)} on the fullest device`],
+    ["figures", picked.measured ? "measured" : "predicted"],
+  ].filter(Boolean);
+  const words = changes?.error ? [make("p", {class: "wrong"}, changes.error)]
+    : [make("h4", {}, used ? "In use" : "What will change"),
+      make("ul", {class: "changes"}, ...(changes?.changes || ["Asking the server\u2026"]).map(text => make("li", {}, text)))];
   $("plan").replaceChildren(
-    make("h3", {}, picked.label || "Plan"),
-    make("dl", {},
-      ...[["latency", `${digits(1e3 * picked.latency_s)} ms a token`],
-        ["throughput", `${digits(picked.throughput_per_s)} tokens/s`],
-        ["memory", bytes(memory)]].map(([name, text]) => make("div", {}, make("dt", {}, name), make("dd", {}, text)))),
-    picked.chosen ? make("p", {class: "quiet"}, "This plan is in use.")
-      : picked.plan ? use : make("p", {class: "quiet"}, "This plan uses only the server's own device."),
-    make("p", {id: "switched"}, state),
-  );
+    make("h3", {}, title(),
+      used ? " \u2013 in use" : ""),
+    make("div", {id: "plan-drawn"}),
+    make("dl", {}, ...figures.map(([name, text]) => make("div", {}, make("dt", {}, name), make("dd", {}, text)))),
+    ...words, used ? null : run, make("p", {id: "switched", role: "status"}, message));
+  picture();
+  if (hadFocus && !used) run.focus();
+}
+
+function title() {
+  const number = `Plan ${points.indexOf(picked) + 1} of ${points.length}`;
+  return picked === single ? "This device alone" : picked.knee ? `Best balance (${number.toLowerCase()})` : number;
+}
+
+function picture() {
+  const place = $("plan-drawn");
+  if (!place || !picked || place.clientWidth < 100) return;
+  const drawn = planPicture(picked.plan, inFront, place.clientWidth);
+  place.replaceChildren(...(drawn ? [drawn] : []));
 }
 
 async function change() {
-  const wanted = picked;
+  const point = picked, name = model;
   switching = true;
-  state = "Running answers continue with the new plan.";
+  message = "Switching. Devices may have to receive their parts first; answers in progress continue afterwards.";
   describe();
   try {
-    const model = served()?.model.name ?? null;
-    const answer = await post("v1/plan", {model, plan: wanted.plan}, PATIENCE_MS);
-    state = typeof answer.message === "string" ? answer.message : `The model runs ${wanted.label || "this plan"} now.`;
-    for (const point of points) point.chosen = point === wanted;
+    await post("v1/plan", {model: name, plan: point.plan}, PATIENCE_MS);
+    message = `${name} runs this plan now.`;
   } catch (error) {
-    state = error.message;
+    message = error.message;
   }
   switching = false;
+  if (picked === point) foresee();
   plot();
   describe();
   $("plot").focus();
+  poll.ask();
 }
+
+// --- the chart ---
 
 function plot() {
   const svg = $("plot");
   if (!points.length || !svg.clientWidth) return;
+  const used = inUse();
   const width = svg.clientWidth, height = Math.round(Math.min(380, Math.max(240, 0.6 * width)));
   const [left, right, top, bottom] = [46, width - 14, 14, height - 44];
   const x = scale(points.map(point => 1e3 * point.latency_s), left, right, LOG_FROM);
@@ -146,7 +291,7 @@ function plot() {
   const middle = (top + bottom) / 2;
   parts.push(
     draw("path", {d: `M${left},${top}V${bottom}H${right}`, fill: "none", class: "axis"}),
-    draw("text", {x: (left + right) / 2, y: height - 6, "text-anchor": "middle"}, "latency (ms a token)"),
+    draw("text", {x: (left + right) / 2, y: height - 6, "text-anchor": "middle"}, "latency of one answer (ms a token)"),
     draw("text", {x: 12, y: middle, "text-anchor": "middle", transform: `rotate(-90 12 ${middle})`},
       "throughput (tokens/s)"));
   for (const point of points) {
@@ -154,7 +299,9 @@ function plot() {
     const group = draw("g", {class: "point"}, draw("title", {}, point.label || "plan"),
       draw("circle", {cx, cy, r: 16, class: "target"}),
       point === picked ? draw("circle", {cx, cy, r: 11, class: "picked"}) : null,
-      draw("circle", {cx, cy, r: 6, class: point.chosen ? "in-use" : "ring"}));
+      draw("circle", {cx, cy, r: 6, class: point === used ? "in-use" : "ring"}),
+      point.knee ? draw("text", {x: cx, y: cy - 15, "text-anchor": cx > width - 80 ? "end" : cx < 120 ? "start" : "middle"},
+        "best balance") : null);
     group.addEventListener("click", () => pick(point));
     parts.push(group);
   }
