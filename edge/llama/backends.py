@@ -50,7 +50,7 @@ def load(library: Any, folder: Path, has_gpu: Callable[[], bool] | None = None) 
     with _quiet(library):
         # ggml prefers the first devices, so the CPU is last, as in ggml_backend_load_all_from_path.
         for path in (*others, modules[best]):
-            if path.stem == "libggml-vulkan" and not (has_gpu or _has_gpu)():
+            if path.stem == "libggml-vulkan" and not (has_gpu or may_have_gpu)():
                 continue
             library.ggml_backend_load(os.fsencode(path))  # reports a missing driver in the log
     return best
@@ -75,7 +75,7 @@ def _score(path: Path) -> int:
         dlclose(module._handle)
 
 
-def _has_gpu() -> bool:
+def may_have_gpu() -> bool:
     """Return whether a GPU's device file exists, or the user has chosen Vulkan devices."""
     if "GGML_DISABLE_VULKAN" in os.environ:
         return False

@@ -15,9 +15,10 @@ from functools import cache
 from pathlib import Path
 
 from devices.processes.interpreter import module_command
+from edge.llama.backends import may_have_gpu
 
 _TIMEOUT_S = 30.0
-_BACKENDS = ("cuda", "vulkan", "metal", "hip", "sycl", "opencl", "cann", "musa")
+_BACKENDS = ("cuda", "hip", "sycl", "opencl", "cann", "musa", "vulkan")  # Metal's GPUs share the processor's memory
 _MOST_BYTES = 1 << 50
 _MOST_NAME = 200
 
@@ -66,7 +67,8 @@ def _has_backend() -> bool:
     if named is None and (package is None or package.origin is None):
         return False
     folder = Path(named) if named is not None else Path(str(package and package.origin)).parent / "lib"
-    return any(any(folder.glob(f"*ggml-{backend}*")) for backend in _BACKENDS)
+    backends = [backend for backend in _BACKENDS if any(folder.glob(f"*ggml-{backend}*"))]
+    return bool(backends) and (backends != ["vulkan"] or may_have_gpu())
 
 
 def _first() -> OwnGpu | None:

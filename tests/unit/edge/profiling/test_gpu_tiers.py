@@ -103,7 +103,10 @@ def test_the_gpu_is_read_from_another_process(
     monkeypatch.setattr(subprocess, "run", run)
     monkeypatch.setenv("LLAMA_CPP_LIB_PATH", str(tmp_path))
     assert own_gpu.own_gpu.__wrapped__() is None  # a build without a backend for GPUs starts no process
+    monkeypatch.setattr(own_gpu, "may_have_gpu", lambda: False)
     (tmp_path / "libggml-vulkan.so").touch()
+    assert own_gpu.own_gpu.__wrapped__() is None  # nor does a build with Vulkan without a GPU's device file
+    (tmp_path / "libggml-cuda.so").touch()
     assert own_gpu.own_gpu.__wrapped__() == expected
 
 
