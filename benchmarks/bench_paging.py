@@ -13,9 +13,9 @@
 A side of `limit` and `mmap` is a new process in each round, with a memory group of its own (Linux and root); all caches
 are dropped before it, and the disk's O_DIRECT bandwidth is measured before and after it. The sides of `keeps-up` and
 `experts` stay loaded and are measured in turn. `predicted` measures this device once for each model, as `edge plan`
-does, and runs each budget in a process of its own, for about five minutes in all. Its models are an 8B shape, and 12 of
-the 48 layers of qwen3-30b-a3b with a smaller vocabulary. Model files have random weights; they are written to DIR
-(12 GB; --large adds 40 GB for a 70B shape), and later runs use them again.
+does, and runs each budget in a process of its own, for about five minutes in all. Its models are 16 of the 32 layers of
+llama-3.1-8b, and 12 of the 48 layers of qwen3-30b-a3b with a smaller vocabulary. Model files have random weights; they
+are written to DIR (15 GB; --large adds 40 GB for a 70B shape), and later runs use them again.
 """
 
 from __future__ import annotations
@@ -325,7 +325,7 @@ def path(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
 def predicted(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     """The planner's seconds of a token beside those of a process with the same budget."""
     rows = []
-    for name in ("tiny", "tiny-moe") if args.tiny else ("8b", "moe"):
+    for name in ("tiny", "tiny-moe") if args.tiny else ("half-8b", "moe"):
         model = args.models(name)
         n_bytes, shares = model.stat().st_size, (0.5, 2.0) if args.tiny else PREDICTED
         budgets = [round(share * n_bytes) + PROCESS for share in shares]
@@ -338,7 +338,7 @@ def predicted(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
             with Grouped(SIDE, None) as side:
                 options = {"context": CONTEXT, "batch": PROMPT, "memory": budget, "gpu_layers": 0}
                 side.tell("load", RUN_S, model=str(model), options=options)
-                [run] = side.tell("run", RUN_S, prompt=PROMPT, warm=2, steps=8)
+                [run] = side.tell("run", RUN_S, prompt=PROMPT, warm=1, steps=5)
                 side.tell("close")
             row = {"model": name, "budget_bytes": budget, "paged_bytes": stage.paged_bytes}
             rows.append({**row, "predicted_s": placed.objectives[0], "measured_s": run["mean_s"]})
@@ -349,7 +349,7 @@ def predicted(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
 
 def surveyed(model: Path, memory: int, args: argparse.Namespace) -> DeviceSpeed:
     """This device's speed with a model, as `edge plan --memory` measures it. No digest: slices have random weights."""
-    cluster, seconds = Cluster.of_addresses(()), 4.0 if args.tiny else 30.0
+    cluster, seconds = Cluster.of_addresses(()), 4.0 if args.tiny else 60.0
     known = llm_speeds(cluster, None, (), ModelFile.open(model), "0" * 64, memory=memory, fresh=True, seconds=seconds)
     return known.speeds[0]
 

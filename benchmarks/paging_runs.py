@@ -46,6 +46,7 @@ MODELS = {
     "8b": Model(SHAPES["llama-3.1-8b"]),
     "70b": Model(SHAPES["llama-3.1-70b"], large=True),
     "tiny": Model(_TINY, "q8_0"),
+    "half-8b": Model(replace(SHAPES["llama-3.1-8b"], layers=16)),
     "moe": Model(replace(SHAPES["qwen3-30b-a3b"], layers=12, vocab=32768)),  # a quarter of its layers
     "tiny-moe": Model(_TINY_MOE),
 }
