@@ -190,7 +190,7 @@ def _llm_row(speed: DeviceSpeed) -> tuple[str, ...]:
         seconds_text(speed.layer_s.at(_PROMPT_ROWS) / _PROMPT_ROWS),
         seconds_text(speed.half_layer_s.at(1)),
         seconds_text(speed.head_s.at(1)),
-        bytes_text(speed.memory_bytes),
+        bytes_text(speed.memory_bytes) + (f" + {bytes_text(gpu.memory_bytes)} GPU" if (gpu := speed.gpu) else ""),
         _when(speed.estimate, speed.age_s, speed.busy),
     )
 

@@ -13,6 +13,7 @@ from partition.plan.plan import LOCAL, Range, Shard
 from partition.predict.cost import GroupCost, Work
 from partition.predict.prediction import Prediction
 from partition.predict.speeds import DeviceSpeed, Links, speed_of, speed_to_json
+from partition.search.phases import Phases
 from partition.search.planner import Planner
 from tests.support.planning import F16, MIB, MS, device, linked, mesh_s, model, work
 from tests.support.random_plans import Case, objectives
@@ -182,3 +183,22 @@ def test_figures_with_a_gpu_survive_json() -> None:
         speed, gpu=speed.gpu and replace(speed.gpu, name="local: gpu")
     )
     assert "gpu" not in speed_to_json(device())
+
+
+def test_pairs_of_placements_have_the_times_that_are_predicted() -> None:
+    """Both placements may be on one device: then the decode placement fills the GPU first."""
+    rng = np.random.default_rng(8)
+    shared = 0
+    for _ in range(some(6, 100)):
+        case = Case(rng, int(rng.integers(2, 5)), 2, tensor=False)
+        whole = sum(case.work.shape.layer_bytes) + case.work.shape.head_bytes
+        case.work = replace(case.work, prompt=300, concurrency=1)
+        case.speeds = [with_gpu(speed, whole * rng.uniform(0.3, 1.5)) for speed in case.speeds]
+        phases = Phases(case.planner())
+        for placed in phases.pairs(("latency", "ttft")):
+            said = objectives(case.predict(placed.plan, placed.microbatches))
+            assert placed.objectives == pytest.approx((said["latency"], said["ttft"]))
+            decode, prefill = (set(placement.computing_devices) for placement in placed.plan.placements)
+            shared += bool(decode & prefill)
+            assert not (decode & prefill and phases.exact)
+    assert shared
