@@ -64,6 +64,7 @@ def run(args: argparse.Namespace) -> int:
         for timed in measured:
             results.append(timed)
             show(len(results), len(cuts), timed.cut.label)
+    replicas = None if args.workers is None else _replicas(args, devices, model)
     if args.json:
         graph = {
             "model": args.model,
@@ -72,11 +73,21 @@ def run(args: argparse.Namespace) -> int:
             "weight_bytes": model.graph.stage_weight_bytes(0, len(model.graph.nodes)),
         }
         settings = {"repeats": args.repeats, "devices": list(devices), "wire": wire}
-        return print_json(
-            {**graph, **settings, "whole": speed_json(whole), "cuts": [timed.to_json() for timed in results]}
-        )
-    _show(model, whole, devices, results)
+        speeds = {"whole": speed_json(whole), "replicas": speed_json(replicas)}
+        return print_json({**graph, **settings, **speeds, "cuts": [timed.to_json() for timed in results]})
+    _show(model, whole, devices, results, replicas)
     return 0
+
+
+def _replicas(args: argparse.Namespace, devices: Sequence[str], model: OnnxSource) -> FlowSpeed:
+    """Measure a whole copy on each device."""
+    from edge.cluster.llm_ranks import Exchange
+    from edge.deployment.network_replicas import NetworkReplicas
+    from edge.onnx.bench import measure
+
+    exchange = Exchange(args.transport or "auto")
+    with NetworkReplicas(model, devices, exchange, threads=args.threads, insecure=args.insecure) as replicas:
+        return measure(replicas.pipeline.map, model.sample, args.repeats, args.in_flight)
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -101,10 +112,20 @@ def _devices(args: argparse.Namespace) -> tuple[str, ...]:
     return workers if args.no_local else (LOCAL, *workers)
 
 
-def _show(model: OnnxSource, whole: FlowSpeed, devices: Sequence[str], results: Sequence[CutSpeed]) -> None:
+def _show(
+    model: OnnxSource,
+    whole: FlowSpeed,
+    devices: Sequence[str],
+    results: Sequence[CutSpeed],
+    replicas: FlowSpeed | None,
+) -> None:
     graph = f"{len(model.graph.nodes)} nodes, {number_text(model.graph.flops / 1e9)} GFLOP"
     speed = f"{number_text(whole.latency_ms_median)} ms, {number_text(whole.throughput_per_s)}/s on {devices[-1]}"
-    print_table(model.name, [("graph", graph), ("whole", speed)])
+    rows_of_whole = [("graph", graph), ("whole", speed)]
+    if replicas is not None:
+        text = f"{number_text(replicas.throughput_per_s)}/s, {number_text(replicas.latency_ms_median)} ms"
+        rows_of_whole.append(("replicas", f"{text}, {replicas.window} in flight: a whole copy on each device"))
+    print_table(model.name, rows_of_whole)
     names = ["cut after", "payload", "stage 0", "stage 1", "links", "expected"]
     pipelined = len(devices) > 1
     names += ["measured", "latency", "in flight"] if pipelined else []
@@ -121,7 +142,9 @@ def _show(model: OnnxSource, whole: FlowSpeed, devices: Sequence[str], results: 
     best = max(
         results, key=lambda result: result.speed.throughput_per_s if result.speed else result.expected_throughput_per_s
     )
-    if pipelined:
+    if replicas is not None and best.speed is not None and replicas.throughput_per_s > best.speed.throughput_per_s:
+        print_note(f"Best for throughput: --parallel replicas. The best cut is after {best.cut.label}.")
+    elif pipelined:
         print_note(f"Best for throughput: after {best.cut.label}. Expected: limited by the slowest stage or link.")
     else:
         print_note(f"Best for two such devices: after {best.cut.label}, if the link is never the slowest part.")

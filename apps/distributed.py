@@ -30,6 +30,7 @@ from transport.choice import ALGORITHMS
 if TYPE_CHECKING:
     from edge.api.config import EngineConfig
     from edge.deployment.deployed_network import DeployedNetwork
+    from edge.deployment.network_replicas import NetworkReplicas
     from edge.onnx.model import OnnxSource
     from partition.plan.onnx_plan import OnnxPlan
     from partition.plan.plan import Plan
@@ -39,6 +40,8 @@ AnyPlan = TypeVar("AnyPlan", "Plan", "OnnxPlan")
 # Copies of names in edge and partition, so that --help stays quick; a test compares them.
 LOCAL = "local"
 PARALLEL = ("auto", "tensor", "pipeline")
+REPLICAS = "replicas"
+OF_NETWORKS = ("pipeline", REPLICAS)
 ENCODER_PLACES = ("auto", "here")
 
 _OF_SEVERAL = (
@@ -47,17 +50,24 @@ _OF_SEVERAL = (
 # Options that contradict --plan, or that apply to a plan only if it has several devices.
 _OF_A_PLAN = ("workers", "no_local", "cut", "shares", "parallel")
 _BESIDE_A_PLAN = ("save_plan", "transport", "wire", "in_flight", "insecure")
+_OF_STAGES = ("cut", "shares", "save_plan", "wire")
 _OF_THIS_DEVICE = ("threads", "provider")
 
 
-def add_arguments(parser: argparse.ArgumentParser, *, onnx: bool = False) -> None:
-    """Add the options for running on several devices. onnx: the model is an ONNX network."""
+def add_arguments(parser: argparse.ArgumentParser, *, onnx: bool = False, serves: bool = False) -> None:
+    """Add the options for running on several devices.
+
+    onnx: the model is an ONNX network.
+    serves: the model can be of either kind.
+    """
     group = parser.add_argument_group("several devices")
     if onnx:
         add(group, "--workers", help="run a stage on this device, then one on each of these workers: HOST[:PORT],...")
         option(group, "--no-local", "run no stage on this device")
         option(group, "--cut LABEL,...", "cut the model after these nodes (default: balance the work of stages)", _cuts)
         add(group, "--shares", help="share of the work of each device, such as 2,1,1")
+        words = "pipeline: each device computes a stage; replicas: each device has the whole network, and answers other"
+        option(group, "--parallel", f"{words} inputs (default: pipeline)", choices=OF_NETWORKS)
     else:
         words = (
             "run on this device and these workers: names or HOST[:PORT],..., or auto: the workers of the cluster that"
@@ -66,7 +76,9 @@ def add_arguments(parser: argparse.ArgumentParser, *, onnx: bool = False) -> Non
         add(group, "--workers", type=workers_or_auto, help=words)
         words = "tensor: split every layer over all devices; pipeline: give each device some layers; auto: let the"
         words += " planner choose (default: auto)"
-        option(group, "--parallel", words, choices=PARALLEL)
+        if serves:
+            words += "; for networks in ONNX, pipeline or replicas: the whole network on each device"
+        option(group, "--parallel", words, choices=(*PARALLEL, REPLICAS) if serves else PARALLEL)
         add(
             group,
             "--shares",
@@ -128,6 +140,10 @@ def prepare(args: argparse.Namespace) -> Devices[Plan] | None:
     joining = args.workers == AUTO
     if joining:
         args.workers = _addresses(args)
+    if args.parallel == REPLICAS:
+        raise UsageError(
+            "--parallel replicas is for networks in ONNX; the planner chooses the copies of a language model"
+        )
     devices = _devices(args, Plan)
     if joining and devices is not None:
         devices = replace(devices, joining=True)
@@ -153,6 +169,8 @@ def prepare_onnx(args: argparse.Namespace) -> Devices[OnnxPlan] | None:
         keep_to_cores(own.affinity, f"{args.plan}: affinity of {LOCAL}")
         args.threads = args.threads or own.threads
         args.provider = args.provider or own.provider
+    if args.parallel == REPLICAS:
+        refuse(args, _OF_STAGES, "is for stages, but --parallel replicas has none; leave one of them out")
     if not devices.workers:
         refuse(args, _BESIDE_A_PLAN, f"is for several devices, but {args.plan} uses only this one; leave it out")
     if LOCAL not in devices.addresses:
@@ -267,10 +285,12 @@ def projector_of(args: argparse.Namespace, path: Path) -> Path | None:
 
 
 @contextmanager
-def deployed_onnx(args: argparse.Namespace, devices: Devices[OnnxPlan], model: OnnxSource) -> Iterator[DeployedNetwork]:
-    """Load the stages of a network on the devices, and yield it until the block ends.
+def deployed_onnx(
+    args: argparse.Namespace, devices: Devices[OnnxPlan], model: OnnxSource
+) -> Iterator[DeployedNetwork | NetworkReplicas]:
+    """Load the stages or the copies of a network on the devices, and yield it until the block ends.
 
-    Raises the errors of `arrange_network` and `deploy_network`.
+    Raises the errors of `arrange_network`, `deploy_network` and `NetworkReplicas`.
     """
     from edge.cluster.llm_ranks import Exchange
     from edge.deployment.networks import deploy_network
@@ -279,12 +299,19 @@ def deployed_onnx(args: argparse.Namespace, devices: Devices[OnnxPlan], model: O
     from edge.profiling.cluster import Cluster
 
     steps, exchange = ShownSteps(), Exchange(args.transport or "auto", wire=args.wire or "f32")
+    own = given_options(args, ("threads", "provider"))
+    if args.parallel == REPLICAS:
+        from edge.deployment.network_replicas import NetworkReplicas
+
+        addresses, insecure = devices.addresses, args.insecure
+        with NetworkReplicas(model, addresses, exchange, insecure=insecure, steps=steps, **own) as replicas:
+            yield replicas
+        return
     if devices.plan is not None:
         choice = PlanChoice(model.file.path, devices.plan, f"as {args.plan} says", is_given=True)
     else:
         how = {"cuts": args.cut, "shares": args.shares, "threads": args.threads}
         choice = arrange_network(model, devices.addresses, steps=steps, **how)
-    own = given_options(args, ("threads", "provider"))
     with (
         Cluster(devices.workers, insecure=args.insecure, needs_all=True) as cluster,
         deploy_network(choice, model, cluster, exchange, steps=steps, **own) as deployed,

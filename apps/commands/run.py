@@ -216,7 +216,8 @@ def _there(
             wire_errors = errors(pipeline.run(inputs.feeds).outputs, outputs) if wire != "f32" else ()
             speed = pipeline.measured(measure, wire) if args.repeats else None
         about = deployed.to_json(speed.compute_ms if speed else (), wire_errors)
-        rows = stage_rows(about["stages"], deployed, wire_errors)
+        names = ("copy", "copies") if args.parallel == distributed.REPLICAS else ("stage", "cut")
+        rows = stage_rows(about["stages"], deployed.why, wire, wire_errors, names)
         return RunResult(inputs, preparing_ms, outputs, speed, about, rows)
 
 

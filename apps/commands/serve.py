@@ -133,7 +133,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option(group, "--grpc HOST:PORT", words)
     words = "JSON file of `edge pareto --json`, from which the page lets users choose a plan"
     option(group, "--front FILE", words, Path)
-    distributed.add_arguments(parser)
+    distributed.add_arguments(parser, serves=True)
     add_engine_arguments(parser)
 
 
@@ -286,6 +286,7 @@ def _networks(args: argparse.Namespace, files: list[Path]) -> dict[str, NetworkC
         if devices is not None and devices.workers:
             several = {"workers": devices.addresses, "insecure": args.insecure, "dims": dict(args.dim)}
             several |= given_options(args, ("shares", "transport", "wire"))
+            several["replicas"] = args.parallel == distributed.REPLICAS
             if devices.plan is not None:
                 several |= {"plan": devices.plan.to_json(), "plan_name": str(args.plan)}
     configs: dict[str, NetworkConfig] = {}

@@ -83,34 +83,7 @@ class DeployedNetwork(Deployed[OnnxPlan, Runner]):
 
         compute_ms: median time of each stage, if measured.
         """
-        current, plan = self.current, self.plan
-        leaving = routes(self._model.graph, plan.cuts)[1:]
-        return [
-            {
-                "device": stage.device,
-                "name": name,
-                "nodes": [stage.nodes.start, stage.nodes.stop],
-                "until": stage.until or None,
-                "weight_bytes": loaded.weight_bytes,
-                "memory_bytes": loaded.memory_bytes or None,
-                "provider": loaded.provider,
-                "fell_back_from": list(loaded.fell_back_from),
-                "threads": loaded.threads,
-                "link": link,
-                "payload_bytes": sum(value.n_bytes for value in tensors),
-                "tensors": [value.name for value in tensors],
-                "compute_ms_median": ms,
-            }
-            for stage, name, loaded, link, tensors, ms in zip(
-                plan.stages,
-                self.names,
-                current.loaded,
-                current.links,
-                leaving,
-                compute_ms if compute_ms else [None] * len(plan.stages),
-                strict=True,
-            )
-        ]
+        return stages_json(self._model, self.plan, self.names, self.current, compute_ms)
 
     def to_json(self, compute_ms: Sequence[float | None], wire_errors: Sequence[OutputError]) -> dict[str, Any]:
         """Return values for a command's JSON output.
@@ -131,14 +104,62 @@ class DeployedNetwork(Deployed[OnnxPlan, Runner]):
         }
 
 
+def stages_json(
+    model: OnnxSource,
+    plan: OnnxPlan,
+    names: Sequence[str],
+    current: OnnxRanks | OneDevice,
+    compute_ms: Sequence[float | None] = (),
+) -> list[dict[str, Any]]:
+    """Return a description of each stage of a plan: its nodes, resources and payload.
+
+    names: device names, for people.
+    current: the loaded stages.
+    compute_ms: median time of each stage, if measured.
+    """
+    return [
+        {
+            "device": stage.device,
+            "name": name,
+            "nodes": [stage.nodes.start, stage.nodes.stop],
+            "until": stage.until or None,
+            "weight_bytes": loaded.weight_bytes,
+            "memory_bytes": loaded.memory_bytes or None,
+            "provider": loaded.provider,
+            "fell_back_from": list(loaded.fell_back_from),
+            "threads": loaded.threads,
+            "link": link,
+            "payload_bytes": sum(value.n_bytes for value in tensors),
+            "tensors": [value.name for value in tensors],
+            "compute_ms_median": ms,
+        }
+        for stage, name, loaded, link, tensors, ms in zip(
+            plan.stages,
+            names,
+            current.loaded,
+            current.links,
+            routes(model.graph, plan.cuts)[1:],
+            compute_ms if compute_ms else [None] * len(plan.stages),
+            strict=True,
+        )
+    ]
+
+
 def stage_rows(
-    stages: Sequence[Mapping[str, Any]], deployed: DeployedNetwork, wire_errors: Sequence[OutputError]
+    stages: Sequence[Mapping[str, Any]],
+    why: str,
+    wire: str,
+    wire_errors: Sequence[OutputError],
+    names: tuple[str, str] = ("stage", "cut"),
 ) -> list[tuple[str, str]]:
-    """Return rows of (name, value): each stage, the reason for the cuts, and the effect of the wire type on outputs."""
-    rows = [(f"stage {i}", _stage(stage)) for i, stage in enumerate(stages)]
-    rows.append(("cut", deployed.why))
-    if deployed.wire != "f32":
-        rows.append(("wire", f"{deployed.wire}: {'; '.join(map(_error, wire_errors))}"))
+    """Return rows of (name, value): each stage, the reason for the cuts, and the effect of the wire type on outputs.
+
+    names: names of a stage and of the reason.
+    """
+    rows = [(f"{names[0]} {i}", _stage(stage)) for i, stage in enumerate(stages)]
+    rows.append((names[1], why))
+    if wire != "f32":
+        rows.append(("wire", f"{wire}: {'; '.join(map(_error, wire_errors))}"))
     return rows
 
 

@@ -166,7 +166,7 @@ class UnansweredInputs:
         with self._feeds_lock:
             if n == self._n_taken and not self._ended:
                 try:
-                    self._inputs_by_number[n] = {name: _copied(array) for name, array in next(self._feeds).items()}
+                    self._inputs_by_number[n] = {name: copied(array) for name, array in next(self._feeds).items()}
                     self._n_taken += 1
                 except StopIteration:
                     self._ended = True
@@ -175,6 +175,6 @@ class UnansweredInputs:
             return n < self._n_taken
 
 
-def _copied(array: Array) -> Array:
+def copied(array: Array) -> Array:
     """Return a copy of the array, because the caller may write the next input into the same memory."""
     return np.array(array) if isinstance(array, np.ndarray) else array  # other types are refused later

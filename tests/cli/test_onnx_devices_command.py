@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,25 @@ def test_a_pipeline_gives_what_one_device_gives(edge: Run, two: Two, net: Path, 
     assert (result["provider"], result["threads"]) == (None, None)
     assert [(s["provider"], s["fell_back_from"], s["threads"]) for s in result["stages"]] == [("cpu", [], 1)] * 2
     assert run_json(edge, net, image)["stages"] is None
+
+
+def test_replicas_give_what_one_device_gives(edge: Run, two: Two, net: Path, image: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.npz"
+    how = ("--workers", both(two), "--parallel", "replicas")
+    result = run_json(edge, net, image, *how, "--output", out)
+    [expected] = whole(onnx.load(net), {"image": np.load(image)["image"]}).values()
+    with np.load(out) as current:
+        assert np.abs(current["logits"] - expected).max() < 1e-5 * np.abs(expected).max()
+    assert [row["name"] for row in result["stages"]] == ["this device", "one", "two"]
+    assert {tuple(row["nodes"]) for row in result["stages"]} == {(0, 100)}
+    assert len({row["weight_bytes"] for row in result["stages"]}) == 1
+    assert result["throughput_per_s"] > 0
+    assert result["why"] == "a copy of the network on each of 3 devices"
+    code, text, _ = edge("run", net, "--input", image, "--repeats", "0", *how, "--no-local")
+    assert code == 0
+    assert "copy 1" in text
+    refused = edge("run", net, "--input", image, *how, "--cut", ",".join(CUTS))
+    assert_refused(refused, 2, "--cut is for stages, but --parallel replicas has none")
 
 
 def test_what_is_named_twice_is_the_same() -> None:
@@ -261,7 +281,10 @@ def test_every_cut_is_measured(edge: Run, two: Two, net: Path) -> None:
     assert said(edge(*args, "--cuts", CUTS[0], "--workers", two[0].address))["devices"] == ["local", two[0].address]
     code, text, _ = edge("bench", net, "--repeats", "1", "--cuts", CUTS[0], "--workers", both(two), "--no-local")
     assert code == 0
-    assert "Best for throughput: after features.3" in text
+    assert re.search(r"Best for throughput: (--parallel replicas. The best cut is )?after features\.3\.", text)
+    assert there["replicas"]["throughput_per_s"] > 0
+    assert here["replicas"]["throughput_per_s"] is None
+    assert "a whole copy on each device" in text
 
 
 def test_which_cuts_are_measured_is_said_by_a_word(edge: Run, tmp_path: Path) -> None:

@@ -40,8 +40,8 @@ def two_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Worke
 class Computed:
     """A pipeline over workers that computes in a thread."""
 
-    def __init__(self, path: Path, two: list[Worker]) -> None:
-        config = NetworkConfig(str(path), 1, ("local", *(item.address for item in two)))
+    def __init__(self, path: Path, two: list[Worker], replicas: bool = False) -> None:
+        config = NetworkConfig(str(path), 1, ("local", *(item.address for item in two)), replicas=replicas)
         self.pipeline, self.works = NetworkPipeline(config, SILENT), Works()
         self.outputs: dict[int, Any] = {}
         self.thread = threading.Thread(target=self.pipeline.compute, args=(self.works, self.answer))
@@ -61,8 +61,8 @@ class Computed:
 
 
 @contextmanager
-def computing(folder: Path, two: list[Worker]) -> Iterator[Computed]:
-    computed = Computed(saved(mixed(), folder / "mixed.onnx"), two)
+def computing(folder: Path, two: list[Worker], replicas: bool = False) -> Iterator[Computed]:
+    computed = Computed(saved(mixed(), folder / "mixed.onnx"), two, replicas)
     try:
         yield computed
     finally:
@@ -72,8 +72,9 @@ def computing(folder: Path, two: list[Worker]) -> Iterator[Computed]:
         assert not computed.thread.is_alive()
 
 
-def test_requests_of_any_batch_get_their_own_outputs(tmp_path: Path, two: list[Worker]) -> None:
-    with computing(tmp_path, two) as computed:
+@pytest.mark.parametrize("replicas", [False, True])
+def test_requests_of_any_batch_get_their_own_outputs(tmp_path: Path, two: list[Worker], replicas: bool) -> None:
+    with computing(tmp_path, two, replicas) as computed:
         assert len(computed.pipeline.about()["devices"]) == 3
         for i in range(N_REQUESTS):
             computed.put(i, mixed_feeds(1 + i % 3, i))
@@ -82,8 +83,9 @@ def test_requests_of_any_batch_get_their_own_outputs(tmp_path: Path, two: list[W
             same(outputs[i], whole(mixed(), mixed_feeds(1 + i % 3, i)))
 
 
-def test_a_request_that_cannot_be_computed_fails_alone(tmp_path: Path, two: list[Worker]) -> None:
-    with computing(tmp_path, two) as computed:
+@pytest.mark.parametrize("replicas", [False, True])
+def test_a_request_that_cannot_be_computed_fails_alone(tmp_path: Path, two: list[Worker], replicas: bool) -> None:
+    with computing(tmp_path, two, replicas) as computed:
         for i in range(6):
             computed.put(i, {**mixed_feeds(1, i), **({"ids": BAD_IDS} if i == 2 else {})})
         computed.put(6, {**mixed_feeds(1, 6), "x": np.zeros((1, 7), np.float32)})
@@ -95,8 +97,9 @@ def test_a_request_that_cannot_be_computed_fails_alone(tmp_path: Path, two: list
             same(outputs[i], whole(mixed(), mixed_feeds(1, i)))
 
 
-def test_requests_survive_a_lost_device(tmp_path: Path, two: list[Worker]) -> None:
-    with computing(tmp_path, two) as computed:
+@pytest.mark.parametrize("replicas", [False, True])
+def test_requests_survive_a_lost_device(tmp_path: Path, two: list[Worker], replicas: bool) -> None:
+    with computing(tmp_path, two, replicas) as computed:
         for i in range(N_REQUESTS):
             computed.put(i, mixed_feeds(1, i))
         computed.wait(3)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from edge.cluster.failures import is_loss
 from edge.errors import EdgeError, EngineError, Interrupted, WorkerError
 from edge.onnx.engine import OnnxEngine
+from edge.onnx.failover import FailoverPipeline
+from edge.onnx.pipeline import Result
+from edge.onnx.replicas import ReplicaPipeline
 from edge.onnx.samples import ANY_SHAPE, TYPES, Feeds, Input, Output
 from edge.onnx.signature import fit
 from edge.serve.oip.config import NetworkConfig
@@ -21,6 +24,10 @@ from edge.serve.oip.rows import RowTest, divided, joined
 from edge.serve.oip.tensors import BYTES, DATATYPES, OPEN
 from edge.serve.oip.works import MOST_ROWS, Timing, Work, Works
 from edge.tasks import Steps
+
+if TYPE_CHECKING:
+    from edge.deployment.deployed_network import DeployedNetwork
+    from edge.deployment.network_replicas import NetworkReplicas
 
 _WAITING_STAGES = 2  # inputs in flight for each device of a pipeline
 
@@ -150,10 +157,12 @@ class NetworkPipeline:
     def __init__(self, config: NetworkConfig, steps: Steps) -> None:
         self._config, self._steps = config, steps
         self._stack = ExitStack()
+        self._deployed: DeployedNetwork | NetworkReplicas
         self._open()
 
     def _open(self) -> None:
         from edge.cluster.llm_ranks import Exchange
+        from edge.deployment.network_replicas import NetworkReplicas
         from edge.deployment.networks import deploy_network
         from edge.onnx.file import keep_outputs, load
         from edge.onnx.model import OnnxSource, declared_outputs
@@ -167,6 +176,16 @@ class NetworkPipeline:
         file = load(Path(config.path))
         keep_outputs(file.model.graph)
         source = OnnxSource.from_file(file, dict(config.dims or {}))
+        self._inputs = source.inputs
+        self._outputs = declared_outputs(file)
+        exchange = Exchange(config.transport, wire=config.wire)
+        if config.replicas:
+            self._deployed = self._stack.enter_context(
+                NetworkReplicas(
+                    source, config.workers, exchange, threads=config.threads, insecure=config.insecure, steps=steps
+                )
+            )
+            return
         if config.plan is not None:
             plan = OnnxPlan.from_json(dict(config.plan))
             choice = PlanChoice(file.path, plan, f"as {config.plan_name} says", is_given=True)
@@ -174,7 +193,6 @@ class NetworkPipeline:
             choice = arrange_network(source, config.workers, shares=config.shares, threads=config.threads, steps=steps)
             assert isinstance(choice.plan, OnnxPlan)
             plan = choice.plan
-        exchange = Exchange(config.transport, wire=config.wire)
         with ExitStack() as stack:
             workers = [device for device in plan.devices if device != LOCAL]
             cluster = stack.enter_context(Cluster(workers, insecure=config.insecure, needs_all=True))
@@ -182,35 +200,33 @@ class NetworkPipeline:
                 deploy_network(choice, source, cluster, exchange, threads=config.threads, steps=steps)
             )
             self._stack = stack.pop_all()
-        self._inputs = source.inputs
-        self._outputs = declared_outputs(file)
 
     def about(self) -> dict[str, Any]:
         return {**signature_json(self._inputs, self._outputs), "devices": list(self._deployed.names)}
 
     def compute(self, works: Works, answer: Answer) -> None:
         while not works.is_closed():
-            in_flight: deque[Work] = deque()
+            in_flight: dict[int, Work] = {}  # by number
             ended = threading.Event()
             pipeline = self._deployed.pipeline
             window = _WAITING_STAGES * len(self._deployed.names)
             try:
-                for result in pipeline.map(
-                    self._feeds(works, in_flight, ended.is_set, answer), window, self._deployed.wire
-                ):
+                feeds = self._feeds(works, in_flight, ended.is_set, answer)
+                for number, result in completed(pipeline, feeds, window, self._deployed.wire):
                     compute_s = sum(result.compute_s) or result.seconds
-                    work = in_flight.popleft()
+                    work = in_flight.pop(number)
                     answer(work, result.outputs, Timing(0, round(1e9 * compute_s), 0), work.rows, is_first=True)
             except Exception as error:
                 ended.set()
                 works.wake()
                 if not works.is_closed():
-                    self._try_alone(list(in_flight), error, answer)
+                    self._try_alone(list(in_flight.values()), error, answer)
 
     def _feeds(
-        self, works: Works, in_flight: deque[Work], until: Callable[[], bool], answer: Answer
+        self, works: Works, in_flight: dict[int, Work], until: Callable[[], bool], answer: Answer
     ) -> Iterator[Feeds]:
         """Yield the inputs of requests that fit the network. `in_flight` holds the requests."""
+        numbers = itertools.count()
         while batch := works.take(until=until):
             [work] = batch
             try:
@@ -219,7 +235,7 @@ class NetworkPipeline:
                 answer(work, error)
                 continue
             work.begin()
-            in_flight.append(work)
+            in_flight[next(numbers)] = work
             yield work.feeds
 
     def _try_alone(self, suspects: Sequence[Work], error: Exception, answer: Answer) -> None:
@@ -248,6 +264,15 @@ class NetworkPipeline:
 
     def close(self) -> None:
         self._stack.close()
+
+
+def completed(
+    pipeline: FailoverPipeline | ReplicaPipeline, feeds: Iterator[Feeds], window: int, wire: str
+) -> Iterator[tuple[int, Result]]:
+    """Yield the number and the result of each input as soon as it is complete. The results of stages are in order."""
+    if isinstance(pipeline, ReplicaPipeline):
+        return pipeline.completed(feeds, window, wire)
+    return enumerate(pipeline.map(feeds, window, wire))
 
 
 def signature_json(inputs: Sequence[Input], outputs: Sequence[Output]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ class NetworkConfig:
     workers: tuple[str, ...] = ()  # addresses of the devices in the order of stages, this device included
     plan: Mapping[str, Any] | None = None  # JSON of a plan, used instead of workers
     plan_name: str = "the plan"  # origin of the plan, for messages
+    replicas: bool = False  # whether each device has the whole network, instead of a stage
     shares: tuple[float, ...] | None = None  # relative work of each device; None: equal shares
     dims: Mapping[str, int] | None = None  # sizes of open dimensions while the stages are planned
     transport: str = "auto"
