@@ -114,20 +114,23 @@ class ModelRunner(Closing):
                 return load_on_gpu(request, budgets.gpu.budget, budgets.gpu.handle)
             return mapped()
         prefix_bytes = held_bytes(self.shape) if options.prefixes else 0
+        within = partial(
+            load_within,
+            request,
+            budget_options(options, budgets.memory, request.sizes, prefix_bytes, embeddings=embeddings),
+            choose_batch=options.batch is None,
+            tokens=not embeddings,
+            accounted=accounted,
+            load=loader(options.least_memory, options.prefer),
+        )
         try:
-            return load_within(
-                request,
-                budget_options(options, budgets.memory, request.sizes, prefix_bytes, embeddings=embeddings),
-                choose_batch=options.batch is None,
-                tokens=not embeddings,
-                accounted=accounted,
-                load=loader(options.least_memory, options.prefer),
-                gpu=budgets.gpu,
-            )
+            return within(gpu=budgets.gpu)
         except NotEnoughMemory:
-            if not budgets.is_own_choice:
+            if budgets.is_own_choice:
+                return mapped()
+            if budgets.gpu is None or budgets.gpu.is_required:
                 raise
-            return mapped()
+        return within()  # the GPU has less memory than its driver reported, and nobody asked for it
 
     def decode_rows(self, rows: llama.Batch, n: int) -> None:
         """Compute the first `n` rows of a batch. The caller has filled in any positions and sequences."""

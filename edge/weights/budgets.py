@@ -46,7 +46,7 @@ def chosen_budgets(
 
     Without options, a model gets a budget if it is larger than the available memory, or if it has experts and does not
     fit on the GPU as a whole, because then its dense weights belong there first. A model with a budget of memory gets
-    the free memory of the first GPU, unless `gpu_layers` is 0.
+    the free memory of the first GPU with memory of its own, unless `gpu_layers` is 0.
 
     most_gpu_layers: limit of a worker on its GPU layers; None: no limit.
     Raises EngineError if a GPU was requested and there is none.
@@ -58,7 +58,8 @@ def chosen_budgets(
         request = GpuRequest(first_gpu(), layers=gpu_layers)
     best = request
     may_use_gpu = request is None and gpu_layers is None and most_gpu_layers != 0
-    gpus = ggml.gpu_devices() if may_use_gpu and llama.has_gpu() else []
+    # A GPU without memory of its own adds none.
+    gpus = ggml.discrete_gpus() if may_use_gpu and llama.has_gpu() else []
     if gpus:
         on_first = max(0, (ggml.gpu_free_bytes(gpus[:1]) or 0) - SPARE_BYTES)
         best = GpuRequest(gpus[0], budget=on_first, is_required=False, most_layers=most_gpu_layers)

@@ -173,8 +173,10 @@ def test_it_is_said_beside_the_threads(tmp_path: Path) -> None:
     assert json.loads(done.stdout)["gpu_layers"] == {"layers": 3, "of": 9, "why": "as asked for"}
 
 
-def test_a_budget_alone_computes_on_the_processor(expected: list[int]) -> None:
-    with Engine(MODEL_PATH, replace(AUTO, memory=1 << 30)) as engine:
+@pytest.mark.parametrize("layers", [None, 0])
+def test_a_budget_alone_uses_the_gpu_unless_it_is_left_out(expected: list[int], layers: int | None) -> None:
+    with Engine(MODEL_PATH, replace(AUTO, memory=1 << 30, gpu_layers=layers)) as engine:
+        assert (engine.gpu_layers is not None) == (layers is None)
         assert greedy(engine) == expected
 
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from edge.errors import EngineError, NotEnoughMemory
-from edge.llama import ggml
+from edge.llama import ggml, llama
 from edge.llama.buffers import Device, DeviceBuffer
 from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions
-from edge.weights.on_gpu import layers_of
+from edge.weights.on_gpu import GpuShare, layers_of
 from partition.model.file import ModelFile
 from partition.predict.residency import GpuBudget, LayerBytes
 from tests.support import paging
@@ -173,3 +173,24 @@ def test_a_model_larger_than_the_memory_gets_a_budget_by_itself(path: Path, monk
         with paging.steady_runtime(), Engine(path, options) as engine:
             assert (engine.memory.budget is not None) == pages
             np.testing.assert_array_equal(answer(engine), resident_answer(path, False, min(16, engine.batch)))
+
+
+@pytest.mark.parametrize("has_less", [False, True])
+def test_a_budget_alone_uses_a_gpu_that_has_the_memory(
+    path: Path, monkeypatch: pytest.MonkeyPatch, has_less: bool
+) -> None:
+    """A GPU whose driver refuses memory that it reported is left out."""
+    monkeypatch.setattr(llama, "has_gpu", lambda: True)
+    monkeypatch.setattr(ggml, "discrete_gpus", lambda: [ggml.cpu_device()])
+    monkeypatch.setattr(ggml, "gpu_free_bytes", lambda _: ALL_ON_GPU)
+
+    def refuse(*_: object) -> None:
+        raise NotEnoughMemory("the driver has no memory left")
+
+    if has_less:
+        monkeypatch.setattr(GpuShare, "place", refuse)
+    with paged(path, ALL_FITS, OPTIONS) as engine:
+        assert (engine.gpu_layers is None) == has_less
+        np.testing.assert_array_equal(answer(engine), resident_answer(path, False, min(16, engine.batch)))
+    with paged(path, ALL_FITS, OPTIONS, most_gpu_layers=2) as engine:
+        assert engine.gpu_layers is None or engine.gpu_layers.layers == 2

@@ -26,6 +26,7 @@ def _machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(budgets, "own_rss", lambda: OWN)
     monkeypatch.setattr(llama, "has_gpu", lambda: True)
     monkeypatch.setattr(ggml, "gpu_devices", lambda: [7, 8])
+    monkeypatch.setattr(ggml, "discrete_gpus", lambda: [7, 8])
     monkeypatch.setattr(ggml, "gpu_free_bytes", lambda gpus: {(7,): ON_GPU + SPARE_BYTES}[tuple(gpus)])
 
 
@@ -56,6 +57,14 @@ def test_experts_that_do_not_fit_on_the_gpu_stay_in_memory() -> None:
     assert chosen(ON_GPU + 1, experts=8) == Budgets(AUTOMATIC, ITS_GPU, is_own_choice=True)
     requested = GpuRequest(7, budget=GIB)
     assert chosen(GIB + 1, experts=8, gpu_memory=GIB) == Budgets(AUTOMATIC, requested)
+
+
+def test_a_gpu_that_shares_the_memory_is_used_only_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ggml, "discrete_gpus", list)
+    assert chosen(99 * GIB, memory=5) == Budgets(5, None)
+    assert chosen(99 * GIB, memory=5, gpu_memory=6) == Budgets(5, GpuRequest(7, budget=6))
+    assert chosen(ON_GPU + 1, experts=8) == Budgets(None, None)
+    assert chosen(FREE + 1) == Budgets(AUTOMATIC, None, is_own_choice=True)
 
 
 def test_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
