@@ -22,6 +22,7 @@ except ImportError:  # this system has no such module
 _PROC = Path("/proc")
 _STEAL = 8  # column of steal in /proc/stat, after the name, user, nice, system, idle, iowait, irq and softirq
 _LEAST_S = 0.05  # the system counts in hundredths of a second
+_LEAST_LOAD_S = 0.5  # a shorter time would show single tasks instead of the load
 
 Counted = tuple[float, float, float]
 """Counters in seconds: the clock, use of all cores by all programs, use by this process."""
@@ -53,6 +54,27 @@ class OthersLoad:
             return 0.0
         self._before = now
         return max(0.0, (now[1] - before[1]) - (now[2] - before[2])) / took_s
+
+
+class ProcessorLoad:
+    """Share of this machine's processors that all programs use. Threads may read it at the same time."""
+
+    def __init__(self, count: Callable[[], Counted] = counted, cores: int | None = None) -> None:
+        """cores: number of processors; None: those of this machine."""
+        self._count, self._cores = count, cores or psutil.cpu_count() or 1
+        self._before = count()
+        self._share: float | None = None
+
+    def share(self) -> float | None:
+        """Return the share between the last two readings, 0 to 1, or None before the second reading.
+
+        A reading less than half a second after the last one returns its share again.
+        """
+        now, before = self._count(), self._before
+        if now[0] - before[0] >= _LEAST_LOAD_S:
+            self._before = now
+            self._share = min(1.0, max(0.0, (now[1] - before[1]) / (now[0] - before[0]) / self._cores))
+        return self._share
 
 
 class LostTimeMeter:

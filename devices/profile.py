@@ -7,16 +7,20 @@ import hashlib
 import math
 import os
 import platform
+import shutil
 import sys
 import typing
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from devices import probe
+from devices.busy import ProcessorLoad
 from devices.machine_cores import CPUINFO, read_line, sysctl
+from devices.paths import cache_folder
 
 MAX_TEXT = 200  # characters; profiles come from other machines and are printed on terminals
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")  # random at each boot; containers see the id of their machine
@@ -67,6 +71,9 @@ class DeviceProfile:
     page_bytes_per_s: float | None = None
     gpu_total_bytes: int | None = None  # this and the next: memory of the GPU
     gpu_free_bytes: int | None = None
+    load: float | None = None  # share of the processors that all programs used lately, 0 to 1; None: not known yet
+    disk_total_bytes: int | None = None  # this and the next: the disk with the cache
+    disk_free_bytes: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values for JSON, one for each field."""
@@ -140,7 +147,31 @@ def describe(
         runtime=_text(runtime),
         llama_cpp=_text(llama_cpp),
         host=host_id(),
+        load=_load(),
+        **_disk(),
     )
+
+
+@lru_cache(1)
+def _processor_load() -> ProcessorLoad:
+    return ProcessorLoad()
+
+
+def _load() -> float | None:
+    share = _processor_load().share()
+    return None if share is None else round(share, 3)
+
+
+def _disk() -> dict[str, int]:
+    """Return the sizes of the disk with this device's cache, or {} if they cannot be read."""
+    folder = cache_folder()
+    while not folder.is_dir() and folder != folder.parent:
+        folder = folder.parent
+    try:
+        usage = shutil.disk_usage(folder)
+    except OSError:
+        return {}
+    return {"disk_total_bytes": usage.total, "disk_free_bytes": usage.free}
 
 
 def host_id() -> str | None:

@@ -42,7 +42,7 @@ class Description(_message.Message):
     def __init__(self, name: _Optional[str] = ..., protocol: _Optional[int] = ..., secure: _Optional[bool] = ..., sessions: _Optional[_Iterable[_Union[SessionState, _Mapping]]] = ..., slices_bytes: _Optional[int] = ..., slices_limit_bytes: _Optional[int] = ..., profile: _Optional[_Union[DeviceProfile, _Mapping]] = ..., clock_s: _Optional[float] = ..., leaving: _Optional[bool] = ..., sleeps: _Optional[bool] = ...) -> None: ...
 
 class DeviceProfile(_message.Message):
-    __slots__ = ("name", "system", "machine", "cpu", "cores_physical", "cores_logical", "threads", "cpu_quota", "memory_total_bytes", "memory_available_bytes", "memory_limit_bytes", "gpu", "battery_percent", "plugged", "temperature_c", "python", "runtime", "llama_cpp", "host", "memory_bytes_per_s", "flops", "page_round_trip_s", "page_bytes_per_s", "gpu_total_bytes", "gpu_free_bytes")
+    __slots__ = ("name", "system", "machine", "cpu", "cores_physical", "cores_logical", "threads", "cpu_quota", "memory_total_bytes", "memory_available_bytes", "memory_limit_bytes", "gpu", "battery_percent", "plugged", "temperature_c", "python", "runtime", "llama_cpp", "host", "memory_bytes_per_s", "flops", "page_round_trip_s", "page_bytes_per_s", "gpu_total_bytes", "gpu_free_bytes", "load", "disk_total_bytes", "disk_free_bytes")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SYSTEM_FIELD_NUMBER: _ClassVar[int]
     MACHINE_FIELD_NUMBER: _ClassVar[int]
@@ -68,6 +68,9 @@ class DeviceProfile(_message.Message):
     PAGE_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
     GPU_TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
     GPU_FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    DISK_TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DISK_FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
     name: str
     system: str
     machine: str
@@ -93,7 +96,10 @@ class DeviceProfile(_message.Message):
     page_bytes_per_s: float
     gpu_total_bytes: int
     gpu_free_bytes: int
-    def __init__(self, name: _Optional[str] = ..., system: _Optional[str] = ..., machine: _Optional[str] = ..., cpu: _Optional[str] = ..., cores_physical: _Optional[int] = ..., cores_logical: _Optional[int] = ..., threads: _Optional[int] = ..., cpu_quota: _Optional[float] = ..., memory_total_bytes: _Optional[int] = ..., memory_available_bytes: _Optional[int] = ..., memory_limit_bytes: _Optional[int] = ..., gpu: _Optional[str] = ..., battery_percent: _Optional[float] = ..., plugged: _Optional[bool] = ..., temperature_c: _Optional[float] = ..., python: _Optional[str] = ..., runtime: _Optional[str] = ..., llama_cpp: _Optional[str] = ..., host: _Optional[str] = ..., memory_bytes_per_s: _Optional[float] = ..., flops: _Optional[float] = ..., page_round_trip_s: _Optional[float] = ..., page_bytes_per_s: _Optional[float] = ..., gpu_total_bytes: _Optional[int] = ..., gpu_free_bytes: _Optional[int] = ...) -> None: ...
+    load: float
+    disk_total_bytes: int
+    disk_free_bytes: int
+    def __init__(self, name: _Optional[str] = ..., system: _Optional[str] = ..., machine: _Optional[str] = ..., cpu: _Optional[str] = ..., cores_physical: _Optional[int] = ..., cores_logical: _Optional[int] = ..., threads: _Optional[int] = ..., cpu_quota: _Optional[float] = ..., memory_total_bytes: _Optional[int] = ..., memory_available_bytes: _Optional[int] = ..., memory_limit_bytes: _Optional[int] = ..., gpu: _Optional[str] = ..., battery_percent: _Optional[float] = ..., plugged: _Optional[bool] = ..., temperature_c: _Optional[float] = ..., python: _Optional[str] = ..., runtime: _Optional[str] = ..., llama_cpp: _Optional[str] = ..., host: _Optional[str] = ..., memory_bytes_per_s: _Optional[float] = ..., flops: _Optional[float] = ..., page_round_trip_s: _Optional[float] = ..., page_bytes_per_s: _Optional[float] = ..., gpu_total_bytes: _Optional[int] = ..., gpu_free_bytes: _Optional[int] = ..., load: _Optional[float] = ..., disk_total_bytes: _Optional[int] = ..., disk_free_bytes: _Optional[int] = ...) -> None: ...
 
 class SessionState(_message.Message):
     __slots__ = ("session", "rank", "world_size", "slice", "memory_bytes", "pid", "share_bytes", "least_bytes", "most_bytes", "use")
@@ -242,16 +248,18 @@ class Connected(_message.Message):
     def __init__(self, links: _Optional[_Iterable[_Union[LinkState, _Mapping]]] = ...) -> None: ...
 
 class LinkState(_message.Message):
-    __slots__ = ("rank", "kind", "why", "round_trip_s")
+    __slots__ = ("rank", "kind", "why", "round_trip_s", "bytes_per_s")
     RANK_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     WHY_FIELD_NUMBER: _ClassVar[int]
     ROUND_TRIP_S_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
     rank: int
     kind: str
     why: str
     round_trip_s: float
-    def __init__(self, rank: _Optional[int] = ..., kind: _Optional[str] = ..., why: _Optional[str] = ..., round_trip_s: _Optional[float] = ...) -> None: ...
+    bytes_per_s: float
+    def __init__(self, rank: _Optional[int] = ..., kind: _Optional[str] = ..., why: _Optional[str] = ..., round_trip_s: _Optional[float] = ..., bytes_per_s: _Optional[float] = ...) -> None: ...
 
 class Load(_message.Message):
     __slots__ = ("slice", "path", "memory_limit_bytes", "stages", "options", "stage", "prefix_key", "prefix_folder", "prefix_bytes", "adapters", "adapter_paths", "encoder")
@@ -496,10 +504,16 @@ class Timed(_message.Message):
     def __init__(self, step_s: _Optional[_Iterable[float]] = ..., run_s: _Optional[float] = ..., disk_bytes_per_s: _Optional[float] = ..., busy: _Optional[_Iterable[bool]] = ...) -> None: ...
 
 class Alive(_message.Message):
-    __slots__ = ("leaving",)
+    __slots__ = ("leaving", "computed_s", "gpu_total_bytes", "gpu_free_bytes")
     LEAVING_FIELD_NUMBER: _ClassVar[int]
+    COMPUTED_S_FIELD_NUMBER: _ClassVar[int]
+    GPU_TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    GPU_FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
     leaving: bool
-    def __init__(self, leaving: _Optional[bool] = ...) -> None: ...
+    computed_s: float
+    gpu_total_bytes: int
+    gpu_free_bytes: int
+    def __init__(self, leaving: _Optional[bool] = ..., computed_s: _Optional[float] = ..., gpu_total_bytes: _Optional[int] = ..., gpu_free_bytes: _Optional[int] = ...) -> None: ...
 
 class MemoryShare(_message.Message):
     __slots__ = ("bytes", "coming", "number", "answers", "refused")

@@ -80,7 +80,7 @@ def _invite(args: argparse.Namespace) -> int:
 
 def _revoke(args: argparse.Namespace) -> int:
     from devices.paths import config_folder
-    from edge.bridge.browsers import Browsers
+    from edge.browser.browsers import Browsers
 
     authority = _authority()
     fresh = authority.revoke(args.name)

@@ -5,7 +5,7 @@ Commands and the server load models from it. All values are plain, so that they 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -117,11 +117,12 @@ class EngineConfig:
         *,
         resumes: bool = False,
         survey_seconds: float | None = 0.0,
+        left_out: Collection[str] = (),
     ) -> Iterator[LoadedModel]:
         """Load the model until the end of the block.
 
         accounted: see `Engine`; used on this device alone.
-        resumes, survey_seconds: see `deployed`.
+        resumes, survey_seconds, left_out: see `deployed`.
         Raises the errors of `drafts`, `Engine`, `plan` and `deploy`.
         """
         from edge.llm.engine import load
@@ -129,7 +130,9 @@ class EngineConfig:
         draft = draft_of(self, steps)
         options = self.engine_options(draft)
         if self.workers or self.plan is not None:
-            with self.deployed(options, steps, resumes=resumes, survey_seconds=survey_seconds) as model:
+            with self.deployed(
+                options, steps, resumes=resumes, survey_seconds=survey_seconds, left_out=left_out
+            ) as model:
                 yield LoadedModel(model.engine, model, draft)
         else:
             with load(self.file, options, steps, accounted) as engine:
@@ -137,16 +140,24 @@ class EngineConfig:
 
     @contextmanager
     def deployed(
-        self, options: EngineOptions, steps: Steps, *, resumes: bool = False, survey_seconds: float | None = 0.0
+        self,
+        options: EngineOptions,
+        steps: Steps,
+        *,
+        resumes: bool = False,
+        survey_seconds: float | None = 0.0,
+        left_out: Collection[str] = (),
     ) -> Iterator[DeployedModel]:
         """Deploy the model on its devices with these options until the end of the block.
 
         resumes: the model ran before, so devices that are unreachable now count as lost.
+        left_out: addresses of workers that a person leaves out.
         survey_seconds: time for measuring the devices before the start; 0: plan with estimates; None: the default.
         Raises the errors of `plan` and `deploy`.
         """
         from edge.cluster.fleet import device
         from edge.cluster.llm_ranks import Exchange
+        from edge.cluster.members import address_of
         from edge.cluster.roster import announced
         from edge.deployment.deploy import Resilience, deploy
         from edge.deployment.reproducible import check_reproducible
@@ -162,6 +173,11 @@ class EngineConfig:
         if plan is not None:
             first = plan.copies[0]
             workers = (*first.devices[1:], *first.all_devices[1:])
+        unused = frozenset(map(device, left_out))
+        others = tuple(worker for worker in workers if unused and device(address_of(worker)) in unused)
+        if others and (plan is not None or len(others) < len(workers)):  # without a worker, none could be added later
+            workers = tuple(worker for worker in workers if worker not in others)
+        resumes |= bool(others)
         if resumes:
             workers = tuple(dict.fromkeys(map(device, workers)))
         with Cluster(workers, insecure=self.insecure, needs_all=not resumes) as cluster:
@@ -185,11 +201,16 @@ class EngineConfig:
             exchange = Exchange(self.transport, self.allreduce, self.wire)
             assert isinstance(choice.plan, Plan)
             is_replica = self.is_replica or bool(choice.plan.replicas)
+
+            def joining() -> list[str]:
+                return [*others, *(announced() if self.joining else ())]
+
             resilience = Resilience(
-                announced if self.joining and not is_replica else None,
+                joining if (self.joining or others) and not is_replica else None,
                 self.reproducible,
                 resumes,
                 is_replica and choice.plan.thin_owner,
+                unused,
             )
             with deploy(choice, cluster, options, exchange, resilience, steps=steps) as model:
                 yield model

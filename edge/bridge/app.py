@@ -16,8 +16,8 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edge import browser
-from edge.bridge.browsers import Browsers
 from edge.bridge.page import Page
+from edge.browser.browsers import Browsers
 from edge.browser.frames import MAX_FRAME
 from edge.browser.onnx_runtime import runtime_folder
 from transport.errors import ProtocolError, Refused

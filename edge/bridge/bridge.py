@@ -15,9 +15,9 @@ from devices.discovery import announced_addresses
 from devices.errors import DiscoveryError
 from devices.names import join_address
 from edge.bridge.app import create_app
-from edge.bridge.browsers import Browsers
 from edge.bridge.page import Page
 from edge.bridge.page_worker import WorkerPlace, free_port
+from edge.browser.browsers import Browsers
 from edge.net.channel import is_loopback
 from edge.serve.http.connections import bounded_connections
 from edge.serve.http.listeners import listeners

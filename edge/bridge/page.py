@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from edge import log
-from edge.bridge.browsers import Browsers
 from edge.bridge.engines import Engines
 from edge.bridge.exchange import Exchange
 from edge.bridge.page_worker import PageWorker, WorkerPlace
+from edge.browser.browsers import Browsers
 from edge.browser.frames import Splitter
 from edge.browser.page import DOOR
 from edge.browser.profile import PageProfile

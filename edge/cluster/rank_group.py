@@ -89,6 +89,12 @@ class RankGroup(Closing):
         """Names of the devices that are about to leave."""
         return list(dict.fromkeys(session.device for session in self._sessions if session.leaving))
 
+    def figures(self) -> dict[int, tuple[float, tuple[int, int] | None]]:
+        """Return, for each rank on another device, the share of the last seconds in which it computed, and the total
+        and free bytes of its GPUs; None without a GPU.
+        """
+        return {session.rank: (session.busy, session.gpu_bytes) for session in self._sessions}
+
     @property
     def _sessions(self) -> list[EngineSession]:
         """Open sessions in the order of their ranks."""
@@ -134,7 +140,10 @@ class RankGroup(Closing):
             raise self._explained(error) from error
         self._group = group
         self._closing.then(group.close)
-        states = [LinkState((0, rank), own.link.kind, own.why) for rank, own in dialled.items()]
+        states = [
+            LinkState((0, rank), own.link.kind, own.why, own.round_trip_s, own.bytes_per_s)
+            for rank, own in dialled.items()
+        ]
         for session, event in zip(sessions, answers(sessions), strict=True):
             states += [_state(session.rank, link) for link in event.connected.links]
         return group, sorted(states, key=lambda state: state.ranks)
@@ -162,6 +171,6 @@ class RankGroup(Closing):
 def _state(rank: int, link: pb.LinkState) -> LinkState:
     """Return the state of a link that another rank dialled. Raises WorkerError if the reported state is invalid."""
     try:
-        return LinkState((rank, link.rank), link.kind, link.why)
+        return LinkState((rank, link.rank), link.kind, link.why, link.round_trip_s, link.bytes_per_s)
     except ValueError as error:
         raise WorkerError(f"rank {rank} sent an impossible state of its links: {error}") from None

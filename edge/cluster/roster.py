@@ -81,6 +81,16 @@ def mark_slow(address: str, times: float) -> None:
     slowed.put(address, round(times, 2)) if times > 1 else slowed.forget(address)
 
 
+def is_slow(address: str) -> bool:
+    """Return True if a model that ran on a worker within the last day found it slower than before."""
+    return Remembered(_SLOWED).get(device(address)) is not None
+
+
+def has_answered(address: str, name: str) -> None:
+    """Remember the address at which a worker of this name answers."""
+    Remembered(SEEN).put(address, name)
+
+
 @contextmanager
 def roster(
     addresses: Iterable[str], *, discover: bool, insecure: bool, timeout_s: float, steps: Steps = SILENT
@@ -188,9 +198,8 @@ def _ask(entry: Entry, insecure: bool, timeout_s: float) -> None:
             worker.close()
         return
     entry.worker, entry.name, entry.profile = worker, worker.name, profile.to_json()
-    is_slow = Remembered(_SLOWED).get(device(entry.address)) is not None
-    entry.membership = LEAVING if said.leaving else SLOW if is_slow else JOINED
-    Remembered(SEEN).put(entry.address, worker.name)
+    entry.membership = LEAVING if said.leaving else SLOW if is_slow(entry.address) else JOINED
+    has_answered(entry.address, worker.name)
     entry.state = {
         "sessions": [
             {

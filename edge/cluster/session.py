@@ -25,6 +25,7 @@ from edge.cluster.client import Remote, explained
 from edge.cluster.failures import failure_reason, is_cause
 from edge.errors import WorkerError
 from edge.net.peers import Peer
+from edge.parallel.busy import BusyShare
 from edge.worker.limits import ResourceLimits
 from edge.worker.process import RankProcess
 from transport import edge_pb2 as pb
@@ -49,6 +50,8 @@ class EngineSession(Closing):
         self.leaving = False  # True if the device announced that it is about to leave
         self._events: queue.SimpleQueue[pb.Event | Exception] = queue.SimpleQueue()
         self._heard_at: float | None = None  # None before the first event and after the last
+        self._busy = BusyShare()
+        self.gpu_bytes: tuple[int, int] | None = None  # total and free bytes of the device's GPUs; None: no GPU
 
     @property
     def silent_s(self) -> float | None:
@@ -62,8 +65,17 @@ class EngineSession(Closing):
         self._heard_at = None if over else time.monotonic()
         if isinstance(event, Exception) or event.WhichOneof("event") != "alive":
             self._events.put(event)
-        else:
-            self.leaving |= event.alive.leaving
+            return
+        alive = event.alive
+        self.leaving |= alive.leaving
+        if not alive.leaving:  # otherwise the daemon sent it
+            self._busy.add(alive.computed_s)
+            self.gpu_bytes = (alive.gpu_total_bytes, alive.gpu_free_bytes) if alive.gpu_total_bytes else None
+
+    @property
+    def busy(self) -> float:
+        """Share of the last seconds in which the process computed, 0 to 1."""
+        return self._busy.share
 
     def open(self, request: pb.Open) -> pb.Opened:
         """Send the first command, which makes the process a rank of a group. Wait until other ranks can dial it."""

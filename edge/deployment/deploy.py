@@ -53,6 +53,7 @@ class Resilience:
     resumes: bool = False  # devices of the plan that cannot be reached at the start count as lost
     # Raise ReplicaLost after a loss, because this device has a part in another replica and cannot take over.
     is_replica: bool = False
+    left_out: frozenset[str] = frozenset()  # addresses of workers that a person leaves out, in the form of `device`
 
 
 DEFAULT_RESILIENCE = Resilience()
@@ -108,20 +109,26 @@ def deploy(
         replanner = Replanner(choice, file, digest)
         if resilience.reproducible:
             replanner = SameCuts(choice, file, digest, exchange.wire)
+        replanner.left_out = resilience.left_out
         supervisor = Supervisor(replanner, building, steps, insecure=cluster.insecure)
         stack.callback(supervisor.close)
         why = choice.why
+        state = "left out by a person" if away <= resilience.left_out else "cannot be reached"
         if away and resilience.is_replica:
-            raise ReplicaLost(f"{listed(sorted(away))} cannot be reached")
+            raise ReplicaLost(f"{listed(sorted(away))} {state}")
         if away:
-            steps.say(f"{listed(sorted(away))} cannot be reached: going on without")
+            steps.say(f"{listed(sorted(away))} {state}: going on without")
             plan, why = replanner.over(fleet, cluster.notes, steps)
         engine = building.kept_running(
             supervisor, fleet, plan, why, exact=replanner.exact, recovers=not resilience.is_replica
         )
         joining = None
-        if resilience.seek is not None:
-            joining = JoiningDevices(resilience.seek, file, digest, exchange.transport, insecure=cluster.insecure)
+        if (seek := resilience.seek) is not None:
+
+            def find() -> list[str]:
+                return [address for address in seek() if device(address) not in replanner.left_out]
+
+            joining = JoiningDevices(find, file, digest, exchange.transport, insecure=cluster.insecure)
         estimated = None
         if improves:
             estimated = EstimatedDevices(

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, Generic
 
 from edge.closing import Closing
+from edge.cluster.fleet import device
 from edge.cluster.llm_ranks import Exchange
 from edge.deployment.kinds import E, P, RunningPlan
 from edge.deployment.watch import MembershipWatch
+from edge.errors import ReplicaLost
 from edge.llm.interface import TextEngine
+from edge.net.dialling import LinkState
 from edge.parallel.engine import DistributedEngine
 from edge.parallel.step_times import Summary
 from partition.plan.plan import Plan
@@ -92,10 +95,29 @@ class DeployedModel(Deployed[Plan, TextEngine]):
 
         return self.engine.states.use.between_steps(times, self.engine)
 
+    @property
+    def link_states(self) -> Sequence[LinkState]:
+        """States of the links of all ranks."""
+        return self._ranks.link_states if self._ranks else ()
+
+    @property
+    def computed_s(self) -> float | None:
+        """Seconds for which this process has computed its rank; None if the engine does not count them."""
+        return self._ranks.shard.clock.computed_s if self._ranks else None
+
+    def leave_out(self, addresses: Collection[str]) -> None:
+        """Go on without these workers, see `MembershipWatch.leave_out`. addresses: in the form of `device`.
+
+        Raises ReplicaLost if one of them is in this plan, and no other plan may take over.
+        """
+        if self.watch is not None:
+            self.watch.leave_out(frozenset(addresses))
+        elif names := sorted({*map(device, self.plan.all_devices)} & set(addresses)):
+            raise ReplicaLost(f"{listed(names)} left out by a person")
+
     def link_lines(self) -> list[str]:
         """Return one line about each link of this device."""
-        states = self._ranks.link_states if self._ranks else ()
-        return [f"ranks 0 and {state.ranks[1]}: {state.why}" for state in states if state.ranks[0] == 0]
+        return [f"ranks 0 and {state.ranks[1]}: {state.why}" for state in self.link_states if state.ranks[0] == 0]
 
     def line(self) -> str:
         """Return one line with the devices, their parts of the model, and the reason for the plan."""
@@ -120,7 +142,6 @@ class DeployedModel(Deployed[Plan, TextEngine]):
 
     def to_json(self, times: Sequence[Mapping[str, Summary]]) -> dict[str, Any]:
         """Return values for a command's --json output. times: step times of each rank."""
-        several = self._ranks
         ranks: list[dict[str, Any]] = []
         for rank, by_kind in enumerate(times):
             kinds = {"decode": by_kind.get("decode"), "prefill": by_kind.get("prefill")}
@@ -128,7 +149,7 @@ class DeployedModel(Deployed[Plan, TextEngine]):
             ranks.append({"rank": rank, "device": self.plan.devices[rank], "link": self.links.get(rank), **figures})
         return {
             "ranks": ranks,
-            "links": [state.to_json() for state in several.link_states] if several else [],
+            "links": [state.to_json() for state in self.link_states],
             "plan": self.plan.to_json(),
             "why": self.why,
             "transport": self.exchange.transport,

@@ -44,6 +44,7 @@ class Deciding(ABC, Generic[P]):
     moves = True  # True if a better plan may take over although no device was lost
     needs_worker = False  # True if plans need an engine process besides this process
     shunned: set[str]  # addresses of workers that failed at their part
+    left_out: frozenset[str] = frozenset()  # addresses of workers that a person leaves out
 
     @property
     @abstractmethod

@@ -45,7 +45,8 @@ class Replanner(Deciding[Plan]):
     def addresses(self) -> list[str]:
         """Addresses of the workers that may take part: workers that were measured, or that a given plan names."""
         devices = [speed.device for speed in self.planner.speeds] if self.planner else self._first.all_devices
-        return [name for name in dict.fromkeys(map(device, devices)) if name != LOCAL and name not in self.shunned]
+        others = {LOCAL, *self.shunned, *self.left_out}
+        return [name for name in dict.fromkeys(map(device, devices)) if name not in others]
 
     @property
     def survey(self) -> Survey[DeviceSpeed] | None:
@@ -66,7 +67,8 @@ class Replanner(Deciding[Plan]):
         plan fits.
         """
         if not workers:
-            return shared({LOCAL: 1.0}, "pipeline", self._file, self._digest), "no other device answers"
+            why = "no other device takes part" if self.left_out else "no other device answers"
+            return shared({LOCAL: 1.0}, "pipeline", self._file, self._digest), why
         if self.planner is None:
             return again(self._first, workers, self._file, self._digest)
         there = [speed for speed in self.planner.speeds if device(speed.device) in (LOCAL, *workers)]

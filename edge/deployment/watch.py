@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
+from edge.cluster.fleet import device
 from edge.deployment.kinds import RunningPlan
 from edge.deployment.replanning import Replanner
 from edge.deployment.supervisor import Supervisor
@@ -55,6 +56,7 @@ class MembershipWatch:
         self._declined: set[str] = set()  # workers that joined, but that no better plan uses
         self._joined: JoinedDevice | None = None  # measured, but not offered yet
         self._stays_with: list[str] = []  # leaving devices without which no plan fits
+        self._included: set[str] = set()  # workers that are no longer left out, and were not offered yet
         self._slow_at = time.monotonic() + BUSY_S
         self._begin(self._supervisor.running)
         supervisor.on_change.append(self._begin)
@@ -67,6 +69,19 @@ class MembershipWatch:
         self._looks.close()
         self._supervisor.stop()
         self._replacements.wait_for_move(CLOSE_S)
+
+    def leave_out(self, addresses: frozenset[str]) -> None:
+        """Plan without these workers from now on, and with workers that were left out before.
+
+        A plan takes over between two steps, also while requests wait.
+
+        addresses: addresses in the form of `device`.
+        """
+        included = self._replanner.left_out - addresses
+        self._replanner.left_out = addresses
+        self._included = (self._included | included) - addresses
+        self._declined -= included
+        self._stays_with = []
 
     def _begin(self, running: RunningPlan[Plan, TextEngine]) -> None:
         """Watch the devices of a new plan."""
@@ -81,11 +96,15 @@ class MembershipWatch:
                 if self._replacements.quiet_s > REST_S:
                     self._replacements.switch_now()
                 return
-            leaving = self._supervisor.running.leaving
+            leaving, left_out = self._supervisor.running.leaving, self._left_out()
             if leaving and leaving != self._stays_with:
-                self._offer_drain(leaving)
+                self._offer_drain(leaving, f"{listed(leaving)} {'are' if len(leaving) > 1 else 'is'} about to end")
+            elif left_out and left_out != self._stays_with:
+                self._offer_drain(left_out, f"{listed(left_out)} {'are' if len(left_out) > 1 else 'is'} left out")
             elif not self._replanner.moves:
                 return
+            elif self._included:
+                self._offer_included()
             elif (self.slow.is_due or self.slow.notes or self.slow.corrected) and (
                 self._is_quiet() or time.monotonic() > self._slow_at
             ):
@@ -99,15 +118,34 @@ class MembershipWatch:
     def _offer(self, reason: str, is_worth: Callable[[Plan], bool], check: Callable[..., None]) -> bool:
         return self._supervisor.offer(reason, is_worth, check, self._replacements.switch_to)
 
-    def _offer_drain(self, names: list[str]) -> None:
-        """Offer a plan without the devices that are about to leave, even if it is slower."""
-        reason = f"{listed(names)} {'are' if len(names) > 1 else 'is'} about to end"
+    def _left_out(self) -> list[str]:
+        """Return the names of the running plan's devices that a person leaves out."""
+        running = self._supervisor.running
+        names = dict(zip(map(device, running.plan.devices), running.names, strict=True))
+        devices = dict.fromkeys(map(device, running.plan.all_devices))
+        return [names.get(address, address) for address in devices if address in self._replanner.left_out]
+
+    def _offer_drain(self, names: list[str], reason: str) -> None:
+        """Offer a plan without these devices, even if it is slower. reason: reason shown to people."""
         try:
             self._offer(reason, lambda plan: True, self._supervisor.check_open)
         except EdgeError as error:
             self._stays_with = names
             self._supervisor.check_open()
             self._steps.say(f"{reason}, and without it: {error}")
+
+    def _offer_included(self) -> None:
+        """Offer a plan with the workers that are no longer left out, because a person wants them to take part."""
+        included, self._included = sorted(self._included), set()
+        addresses = [address for address in self._replanner.addresses if address in included]
+        with self._supervisor.reach(addresses) as (fleet, _):
+            if fleet is None:  # they are offered when they answer again
+                return
+            names = [worker.label for worker in fleet.workers.values()]
+        reason = f"{listed(names)} {'take' if len(names) > 1 else 'takes'} part again"
+        running = self._supervisor.running.plan
+        if not self._offer(reason, lambda plan: plan != running, self._supervisor.check_open):
+            self._steps.say(f"{reason}; the plan stays as it is")
 
     def _offer_rejoin(self) -> None:
         """If devices came back, offer a plan with them if it is clearly better."""

@@ -378,6 +378,13 @@ def gpu_memory_bytes(device: int) -> tuple[int, int] | None:
     return (free.value, total.value) if total.value else None
 
 
+def gpu_bytes() -> tuple[int, int] | None:
+    """Return the total and the free bytes of the GPUs that llama.cpp uses, or None if a driver does not report them."""
+    memory = [gpu_memory_bytes(device) for device in gpu_devices()]
+    known = [pair for pair in memory if pair is not None]
+    return (sum(total for _, total in known), sum(free for free, _ in known)) if len(known) == len(memory) > 0 else None
+
+
 def _devices(kind: int) -> list[int]:
     """Return ggml's handles of the devices of a kind."""
     return [device for i in range(_device_count()) if _device_type(device := _device(i)) == kind]

@@ -33,12 +33,15 @@ class LinkState:
     ranks: tuple[int, int]  # the lower one, which dialled, comes first
     kind: str
     why: str  # reason for this kind
+    round_trip_s: float = 0.0  # median of 8 KiB there and back; 0: not measured
+    bytes_per_s: float = 0.0  # the slower direction of a short measurement; 0: not measured
 
     def __post_init__(self) -> None:
         """Raise ValueError for values that no link has, because they come from another device."""
         low, high = self.ranks
-        if not 0 <= low < high or self.kind not in KINDS:
-            raise ValueError(f"ranks {low} and {high} have no link of kind {self.kind!r:.80}")
+        figures = (self.round_trip_s, self.bytes_per_s)
+        if not 0 <= low < high or self.kind not in KINDS or not all(0 <= figure < math.inf for figure in figures):
+            raise ValueError(f"ranks {low} and {high} have no link of kind {self.kind!r:.80} with these figures")
         printable = "".join(c if c.isprintable() else " " for c in self.why)[:_MOST_WHY]
         object.__setattr__(self, "why", printable)
 
@@ -55,6 +58,12 @@ class Dialled:
     round_trip_s: float  # median of 8 KiB there and back
     figures: LinkFigures  # a first, short measurement
     why: str
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Bytes per second in the slower direction; 0 if they were not measured."""
+        slower = min(self.figures.send_bytes_per_s, self.figures.receive_bytes_per_s)
+        return slower if math.isfinite(slower) else 0.0
 
 
 @dataclass(frozen=True)

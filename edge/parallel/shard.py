@@ -22,6 +22,7 @@ from edge.llama.hooks import Hook
 from edge.llama.llama import Model, has_gpu
 from edge.llm.options import EngineOptions
 from edge.llm.snapshots import Snapshots
+from edge.parallel.busy import ComputeClock
 from edge.parallel.engine_kinds import own_kind
 from edge.parallel.error_feedback import ErrorFeedback, adds_sums
 from edge.parallel.step_times import StepTime, StepTimes
@@ -80,6 +81,7 @@ class Shard:
         self._algorithm: Any = "auto"
         self._exchange_s = 0.0  # total seconds of all-reduces
         self._compute_s = 0.0  # compute seconds of the current step
+        self.clock = ComputeClock()
         self._sums = 0  # all-reduces of the current step
         self._output_rows = self.rows.outputs[:0]  # rows with logits of the current step
         self._feedback = ErrorFeedback() if adds_sums(file.tensors) else None
@@ -125,7 +127,8 @@ class Shard:
         before = self._exchange_s
         began = time.perf_counter()
         try:
-            self.engine.decode_rows(self.rows, n)
+            with self.clock.computing():
+                self.engine.decode_rows(self.rows, n)
         finally:
             outputs[:] = asked_outputs
         if len(self.place.group) > 1 and self._sums != self._sums_a_layer * self.engine.shape.n_layers:
@@ -134,7 +137,9 @@ class Shard:
                 " layer;"
                 " this model needs --parallel pipeline"
             )
-        self._compute_s += time.perf_counter() - began - (self._exchange_s - before)
+        exchange_s = self._exchange_s - before
+        self.clock.subtract(exchange_s)
+        self._compute_s += time.perf_counter() - began - exchange_s
 
     def end(self, so_far: StepTime) -> StepTime:
         """Return the times of a step, including the time since `begin`."""

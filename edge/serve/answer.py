@@ -54,6 +54,8 @@ class ProcessAnswer:
 class AnswersOwner:
     """Owner of the answers of engine processes. This one does nothing with them."""
 
+    left_out: Sequence[str] = ()  # addresses of workers that the processes do not use
+
     def begun(self, answer: ProcessAnswer) -> None:
         """Note that a process has begun to compute an answer."""
 

@@ -16,6 +16,7 @@ from starlette.routing import Route
 
 from edge.errors import EdgeError
 from edge.pictures.page import AXES
+from edge.serve.devices.devices import ServedDevices
 from edge.serve.endpoints import HEALTH, endpoints
 from edge.serve.http.bodies import Json
 from edge.serve.http.errors import error_body, failure
@@ -30,7 +31,7 @@ _GONE = 499  # status in the log if the client has disconnected
 
 
 def create_app(models: ServedModels, options: ServeOptions, networks: Networks | None = None) -> Starlette:
-    """Return the app with all APIs and the page.
+    """Return the app with all APIs and the page. Its `state.devices` is to be closed at the end.
 
     networks: the ONNX networks of the server, if it has any.
 
@@ -38,7 +39,8 @@ def create_app(models: ServedModels, options: ServeOptions, networks: Networks |
     """
     check(options)
     page = _page()
-    all_endpoints = endpoints(models, options, networks)
+    served_devices = ServedDevices(models, options)
+    all_endpoints = endpoints(models, options, served_devices, networks)
     routes = [Route(endpoint.path, endpoint.handle, methods=[endpoint.method]) for endpoint in all_endpoints]
     app = Starlette(
         routes=[*routes, *(Route(path, handle) for path, handle in page.items())],
@@ -51,6 +53,7 @@ def create_app(models: ServedModels, options: ServeOptions, networks: Networks |
             Exception: _failed,
         },
     )
+    app.state.devices = served_devices
     app.router.redirect_slashes = False  # each path has only one form
     return app
 

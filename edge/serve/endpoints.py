@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
-from edge.serve.apis import state, tokens
+from edge.serve.apis import devices, state, tokens
 from edge.serve.apis.adapters import AdapterScales, adapter_list, check_no_adapter, use_adapters
 from edge.serve.apis.api import Api
 from edge.serve.apis.chat import CHAT, ChatRequest
@@ -27,6 +27,7 @@ from edge.serve.apis.native import NATIVE, NativeEmbeddingsRequest, native_embed
 from edge.serve.apis.rerank import RerankRequest, rerank
 from edge.serve.apis.responses import RESPONSES
 from edge.serve.caller import check_administrator
+from edge.serve.devices.devices import ServedDevices
 from edge.serve.http.bodies import Json, unless_gone
 from edge.serve.http.generating import answer
 from edge.serve.http.openapi import Endpoint, openapi
@@ -55,7 +56,9 @@ HEALTH = ("/health", "/v1/health", "/healthz", "/livez", "/ping", "/readyz")
 R = TypeVar("R", bound=BaseModel)
 
 
-def endpoints(models: ServedModels, options: ServeOptions, networks: Networks | None = None) -> list[Endpoint]:
+def endpoints(
+    models: ServedModels, options: ServeOptions, served_devices: ServedDevices, networks: Networks | None = None
+) -> list[Endpoint]:
     """Return all endpoints. networks: the ONNX networks of the server, if it has any."""
 
     async def prometheus(_http: Request) -> Response:
@@ -68,7 +71,7 @@ def endpoints(models: ServedModels, options: ServeOptions, networks: Networks | 
     async def description(_http: Request) -> dict[str, Any]:
         return openapi(served)
 
-    planning = Planning(models, options)
+    planning = Planning(models, options, served_devices)
 
     async def plan(http: Request, request: PlanRequest) -> dict[str, Any]:
         return await unless_gone(http, planning.use_plan(request))
@@ -78,6 +81,19 @@ def endpoints(models: ServedModels, options: ServeOptions, networks: Networks | 
 
     async def front(http: Request) -> Any:
         return await planning.front(http.query_params.get("model"))
+
+    async def invite(_http: Request, request: devices.InvitationRequest) -> dict[str, Any]:
+        check_administrator("invite a device")
+        return await devices.invite(request, served_devices)
+
+    async def change_device(http: Request, request: devices.DeviceRequest) -> dict[str, Any]:
+        check_administrator("pause or resume a device")
+        return await devices.change(http.path_params["name"], request, models, served_devices)
+
+    async def remove_device(http: Request) -> dict[str, Any]:
+        check_administrator("remove a device")
+        revoke = http.query_params.get("revoke", "").lower() in ("true", "1")
+        return await devices.remove(http.path_params["name"], models, served_devices, revoke=revoke)
 
     async def props(http: Request) -> dict[str, Any]:
         return await state.props(models, http.query_params.get("model"))
@@ -126,6 +142,7 @@ def endpoints(models: ServedModels, options: ServeOptions, networks: Networks | 
 
     count, native = "/v1/messages/count_tokens", "Embed texts, in the form of llama.cpp's server."
     adapters = "List the adapters and their default scales."
+    status, one_device = "Get the status of the loaded models and of all devices.", "/v1/cluster/devices/{name:path}"
     served = [
         *(
             Endpoint("POST", api.path, api.summary, partial(answer, api, models, ping_s=options.ping_s), api.request)
@@ -150,7 +167,10 @@ def endpoints(models: ServedModels, options: ServeOptions, networks: Networks | 
         get("/v1/pulls", "List the downloads of models.", lambda: fetches(models)),
         Endpoint("DELETE", "/v1/pulls/{name:path}", "Cancel the download of a model.", cancel_pull),
         Endpoint("GET", "/v1/models/{name:path}", "Describe a model.", one_model),
-        get("/v1/cluster", "Get the status of the loaded models and their devices.", lambda: state.cluster(models)),
+        get("/v1/cluster", status, lambda: devices.cluster(models, served_devices)),
+        Endpoint("POST", "/v1/cluster/invitations", "Invite a device.", invite, devices.InvitationRequest),
+        Endpoint("POST", one_device, "Pause or resume a device.", change_device, devices.DeviceRequest),
+        Endpoint("DELETE", one_device, "Remove a device, and revoke it if asked.", remove_device),
         Endpoint("GET", "/v1/front", "List the available plans.", front),
         Endpoint("POST", "/v1/front", "Make the plans of a model.", make_front, FrontRequest),
         get("/v1/advice", "List published models that fit the devices.", planning.advice),

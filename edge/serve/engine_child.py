@@ -6,7 +6,7 @@ import asyncio
 import json
 import signal
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any, Protocol
@@ -64,10 +64,10 @@ class EngineChild:
         self._plan: Mapping[str, Any] | None = None  # plan that it ran initially; None: one device
         self._is_ending = False
 
-    async def start(self, config: EngineConfig, *, resumes: bool = False) -> None:
+    async def start(self, config: EngineConfig, *, resumes: bool = False, left_out: Sequence[str] = ()) -> None:
         """Start the process, which loads the model once it has its memory share.
 
-        resumes: see `EngineConfig.deployed`. Raises OSError.
+        resumes, left_out: see `EngineConfig.deployed`. Raises OSError.
         """
         try:
             self.process, reader, self._writer = await spawn("edge.serve.engine.child")
@@ -75,7 +75,8 @@ class EngineChild:
             self._leave()
             raise
         self._config = config
-        self.send({"config": config.to_json(), "shares_memory": self._share is not None, "resumes": resumes})
+        how = {"shares_memory": self._share is not None, "resumes": resumes, "left_out": left_out}
+        self.send({"config": config.to_json(), **how})
         self.listening = asyncio.create_task(self._listen(reader))  # until the process has ended
 
     def to_resume(self) -> EngineConfig:

@@ -120,7 +120,7 @@ class EngineProcess:
 
         Raises the errors of the request.
         """
-        answer.use_process(next(self._numbers), self._cancel)
+        answer.use_process(next(self._numbers), lambda number: self.tell(_cancel(number)))
         self.answers[answer.number] = answer
         await self._begin(answer)
 
@@ -132,10 +132,10 @@ class EngineProcess:
         except BaseException:
             self.answers.pop_answer(answer.number)
             self.answers.suspects.abandon(answer.number, answer.case)
-            self._cancel(answer.number)
+            self.tell(_cancel(answer.number))
             raise
         if answer.cancelled:  # the client cancelled while the request was being sent
-            self._cancel(answer.number)
+            self.tell(_cancel(answer.number))
 
     async def ask(
         self, what: str, arguments: Mapping[str, Any], number: int | None = None, case: Case | None = None
@@ -189,9 +189,10 @@ class EngineProcess:
         if self.failed is not None:
             raise self.failed
 
-    def _cancel(self, number: int) -> None:
+    def tell(self, message: Mapping[str, Any]) -> None:
+        """Send a message that gets no answer. It is dropped if there is no process."""
         if self._child is not None:
-            self._child.send({"id": number, "do": "cancel"})
+            self._child.send(message)
 
     def _receive(self, message: Mapping[str, Any]) -> None:
         if "say" in message:
@@ -225,8 +226,9 @@ class EngineProcess:
         if self._closing.is_set():
             raise gone
         child = EngineChild(self.name, self._receive, self._ended, self._share)
-        await child.start(config, resumes=resumes)
+        await child.start(config, resumes=resumes, left_out=self.answers.owner.left_out)
         self._child = child
+        self.tell({"do": "leave_out", "addresses": self.answers.owner.left_out})  # it may have changed meanwhile
         if self._closing.is_set():  # `close` was called when there was no process to end
             await self._end_child(gone)
         try:
@@ -301,3 +303,7 @@ class EngineProcess:
             else:
                 self.answers.end(answer, reason)
         self.answers.owner.failed()
+
+
+def _cancel(number: int) -> dict[str, Any]:
+    return {"id": number, "do": "cancel"}

@@ -19,6 +19,7 @@ from edge.serve.events import Events
 from edge.serve.process import EngineProcess
 from edge.serve.prompt_blocks import PromptBlocks
 
+STATUS_S = 0.3  # time for the processes to answer a request for their status
 RETRY_S = 10.0  # interval between attempts to start a lost replica again
 
 NewProcess = Callable[[EngineConfig, AnswersOwner], EngineProcess]
@@ -32,6 +33,8 @@ class Replicas:
         """events: gets lines for users."""
         self.name, self.config = name, config
         self._new_process, self._events = new_process, events
+        self._status: asyncio.Task[dict[str, Any]] | None = None  # the last request for the status
+        self._last_status: dict[str, Any] | None = None
         self._dispatcher = Dispatcher()
         self.generate = self._dispatcher.generate
         self._dispatcher.replicas.append(self._new(config))
@@ -89,14 +92,31 @@ class Replicas:
         return sum(map(len, answers)) if client is None else sum(own.n_of(client) for own in answers)
 
     async def status(self) -> dict[str, Any]:
-        """Return the status of all loaded replicas as one; see `ServedModel.status`."""
+        """Return the status of all loaded replicas as one; see `ServedModel.status`.
+
+        A process answers between two steps. A step that waits for a lost device may take long, so after STATUS_S the
+        last status is returned, with the latest events.
+        """
+        if self._status is None or self._status.done():
+            self._status = asyncio.create_task(self._figures())
+            self._status.add_done_callback(lambda task: task.cancelled() or task.exception())  # marks it as retrieved
+            self._status.add_done_callback(lambda task: task.cancelled() or task.exception())  # marks it as retrieved
+        if self._last_status is None:
+            self._last_status = await asyncio.shield(self._status)
+        else:
+            await asyncio.wait({self._status}, timeout=STATUS_S)
+            if self._status.done():
+                self._last_status = self._status.result()
+        return {**self._last_status, "restarts": self.restarts, "events": self._events.to_json()}
+
+    async def _figures(self) -> dict[str, Any]:
         loaded = [replica for replica in self._replicas if replica.is_loaded] or self._replicas[:1]
         statuses = [replica.process.ask("status", {}) for replica in loaded]
         figures = await asyncio.gather(*statuses, return_exceptions=True)
         states = [state for state in figures if isinstance(state, dict)]
         if not states:
             raise next(error for error in figures if isinstance(error, BaseException))
-        return {**_together(states), "restarts": self.restarts, "events": self._events.to_json()}
+        return _together(states)
 
     # --- life ---
 
@@ -123,6 +143,12 @@ class Replicas:
         finally:
             if changes and first.process.failed is None:
                 self._start_others()
+
+    def leave_out(self, addresses: Sequence[str]) -> None:
+        """Run the model without these workers from now on. A replica that needs one of them pauses."""
+        self._dispatcher.left_out = addresses
+        for process in self.processes:
+            process.tell({"do": "leave_out", "addresses": addresses})
 
     def _new(self, config: EngineConfig) -> Replica:
         return Replica(config, self._new_process(config, self._dispatcher))
@@ -198,6 +224,7 @@ def _together(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "slots": [{**slot, "replica": i} for i, state in enumerate(states) for slot in state["slots"]],
         "devices": [{**device, "replica": i} for i, state in enumerate(states) for device in state["devices"]],
         "waiting": sum(state["waiting"] for state in states),
+        "links": [link for state in states for link in state["links"]],
         "tokens_per_s": sum(state["tokens_per_s"] for state in states),
         "counters": counters,
     }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -12,7 +11,6 @@ from typing import Any
 
 from devices.probe import available_memory
 from edge.api.config import EngineConfig
-from edge.errors import EngineGone
 from edge.models.wheels import Progress
 from edge.serve.adapters import ServedAdapters
 from edge.serve.caller import CALLER, check_administrator
@@ -21,15 +19,15 @@ from edge.serve.drain import Drain
 from edge.serve.events import Events
 from edge.serve.fetches import Fetches
 from edge.serve.lifetimes import LEAST_S, Lifetimes
+from edge.serve.loads import Loads
 from edge.serve.memory import ModelMemory
 from edge.serve.model_files import ModelFacts, model_file
 from edge.serve.model_names import ServedNames
 from edge.serve.plan_devices import checked_plan, needs_no_plan
 from edge.serve.replicas import Replicas
+from edge.serve.workers import ModelWorkers
 
 _BESIDE_WEIGHTS = 1.2  # memory that a model needs, as a multiple of the size of its files
-
-_Loads = dict[str, asyncio.Task[EngineClient]]  # by the name of the model
 
 
 class Router:
@@ -65,14 +63,14 @@ class Router:
         self.memory = ModelMemory(memory, self._unload_longest_idle, several=several)
         # Held while a model is loaded, because each load must see the memory that is free.
         self._loading = asyncio.Lock()
-        self._awaited: Counter[str] = Counter()  # requests that wait for each model to load
-        self._loads: _Loads = {}
+        self._loads = Loads[EngineClient]()
         # Switches to other plans; references that protect the tasks from garbage collection.
         self._moves: set[asyncio.Task[None]] = set()
         self.fetches = Fetches(fetch)
+        self.workers = ModelWorkers(self.configs, self._models)
         models, lifetimes = self._models, self._lifetimes
         self.drain = Drain(
-            lambda: self._awaited.total() > 0 or any(_is_used(model, lifetimes) for model in models.values())
+            lambda: self._loads.are_awaited or any(_is_used(model, lifetimes) for model in models.values())
         )
 
     @property
@@ -95,8 +93,6 @@ class Router:
         model = self._running(name)
         if model is not None:  # returned without waiting for other models that are being loaded
             return model
-        self._awaited[name] += 1
-        _cancel_abandoned(self._loads, self._awaited)
 
         async def load() -> EngineClient:
             async with self._loading:
@@ -110,6 +106,7 @@ class Router:
                             break
                     events = Events(name, self._say)
                     replicas = Replicas(name, config, partial(self.memory.process, name, events.say), events)
+                    replicas.leave_out(self.workers.left_out)
                     model = EngineClient(replicas, self._queue)
                     try:
                         await replicas.start()
@@ -120,19 +117,7 @@ class Router:
                     self._lifetimes.use(name)
                 return model
 
-        if (loading := self._loads.get(name)) is None or loading.done():
-            loading = self._loads[name] = asyncio.create_task(load())
-            loading.add_done_callback(partial(_forget, self._loads, name))
-        try:
-            # The load continues if its client disconnects, because the client may ask again.
-            return await asyncio.shield(loading)
-        except asyncio.CancelledError:
-            if loading.cancelled():
-                raise EngineGone("the server is ending") from None
-            raise
-        finally:
-            self._awaited[name] -= 1
-            _cancel_abandoned(self._loads, self._awaited)
+        return await self._loads.loaded(name, load)
 
     async def loaded(self) -> Sequence[EngineClient]:
         return [model for model in self._models.values() if model.replicas.failed is None]
@@ -149,7 +134,7 @@ class Router:
         return [model.replicas.health for model in self._models.values()]
 
     def state(self, name: str) -> str:
-        if (load := self._loads.get(name)) is not None and not load.done():
+        if self._loads.is_running(name):
             return "loading"
         model = self._models.get(name)
         if model is None:
@@ -162,6 +147,7 @@ class Router:
         A switch that has begun continues if its client disconnects.
         """
         name = self._served.model(name)
+        self.workers.check(plan)
         config, checked = self.configs[name], checked_plan(plan, devices)
         own_plan = None if needs_no_plan(checked, config) else dict(plan)
         config = replace(config, plan=own_plan, plan_name="the plan", workers=(), joining=False)
@@ -233,9 +219,7 @@ class Router:
     async def close(self) -> None:
         """End all engine processes."""
         await self.fetches.close()
-        for load in (loads := list(self._loads.values())):
-            load.cancel()
-        await asyncio.gather(*loads, return_exceptions=True)
+        await self._loads.close()
         for name in list(self._models):
             await self._unload(name, "the server is ending")
         await asyncio.gather(*self._moves, return_exceptions=True)
@@ -267,21 +251,6 @@ class Router:
 def _is_used(model: EngineClient, lifetimes: Lifetimes) -> bool:
     """Return True if a request uses the model: it waits for an answer, or is about to start one."""
     return model.replicas.busy or lifetimes.holders[model.name] > 0
-
-
-def _cancel_abandoned(loads: _Loads, awaited: Counter[str]) -> None:
-    """Cancel loads that no request waits for, if a request waits for another model."""
-    if awaited.total():
-        for name in [name for name in loads if not awaited[name]]:
-            loads.pop(name).cancel()
-
-
-def _forget(loads: _Loads, name: str, loading: asyncio.Task[EngineClient]) -> None:
-    """Remove a load that is done."""
-    if loads.get(name) is loading:
-        del loads[name]
-    if not loading.cancelled():
-        loading.exception()  # marks the error as retrieved if no request waits for the load
 
 
 def _needs_room(config: EngineConfig, adapters: ServedAdapters, memory: ModelMemory) -> bool:

@@ -164,15 +164,17 @@ class ServedModel(Protocol):
 
         Keys: `model` (name, path, architecture, context, trained_context, sequences, vocabulary, parameters,
         size_bytes, chat_template, and the booleans embeds, takes_media, reranks), `slots` (id, is_processing,
-        prompt_tokens, generated_tokens), `waiting`, `tokens_per_s`, `devices` (name, rank, layers, heads, memory_bytes,
-        link; devices that are not used any more have `left_s`, the seconds since then), `plan`, `why`, `restarts`,
+        prompt_tokens, generated_tokens), `waiting`, `tokens_per_s`, `devices` (name, address, rank, layers, heads,
+        memory_bytes, gpu_bytes, busy, link; devices that are not used any more have `left_s`, the seconds since then),
+        `links` (from, to, kind, latency_s, bytes_per_s), `plan`, `why`, `restarts`,
         `events` (time in seconds since 1970, text: the latest lines for users), `counters` (prompt_tokens,
         cached_tokens, generated_tokens, steps, preemptions, background_preemptions), `warming` (computed_tokens,
         used_tokens, seconds), `speculation` (None, or draft, drafted, accepted, passes, rows_per_pass, gain), and
         `latency` (None, or target_itl_ms, target_ttft_ms,
         gaps, gaps_within, first_tokens, first_tokens_within).
 
-        Raises EngineGone while the model is being loaded.
+        While the engine waits for a lost device, this is the last status with the latest events. Raises EngineGone
+        while the model is being loaded.
         """
 
 
@@ -199,6 +201,19 @@ class ServedMemory(Protocol):
         """
 
 
+class ServedWorkers(Protocol):
+    """Workers of the server's models."""
+
+    def known(self) -> Mapping[str, bool]:
+        """Return the workers of all models by canonical address. The value is True if a worker need not encrypt."""
+
+    def leave_out(self, addresses: Collection[str]) -> None:
+        """Run all models without these workers from now on, and plan with workers that were left out before.
+
+        addresses: canonical addresses. Running answers continue.
+        """
+
+
 class ServedModels(Protocol):
     """All models of the server."""
 
@@ -211,6 +226,10 @@ class ServedModels(Protocol):
     @property
     def fetches(self) -> Fetches[EngineConfig]:
         """Fetches of models, which `fetch` starts."""
+
+    @property
+    def workers(self) -> ServedWorkers:
+        """Return the workers of the models."""
 
     @property
     def memory(self) -> ServedMemory:
@@ -278,5 +297,5 @@ class ServedModels(Protocol):
         """Switch a model to another plan. Running answers continue on its devices.
 
         devices: addresses that the plan may have in addition to this device. Raises PlanError, and NotAllowed for any
-        other device.
+        other device, and for a device that is left out.
         """

@@ -127,6 +127,7 @@ async def _serve(
         grpc_url = f"grpc://{grpc_server.bind(*options.grpc)}"
 
     async def close() -> None:
+        await app.state.devices.close()
         await router.close()
         if networks is not None:
             await networks.close()
@@ -138,6 +139,7 @@ async def _serve(
     try:
         if networks is not None:
             await networks.start(needs_all=n_models == 1)
+        await app.state.devices.start()
         try:
             if configs:
                 await router.model(None)

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from devices.machine_disk import disk_read_rate
 from edge.errors import EdgeError, NotEnoughMemory
-from edge.llama import llama
+from edge.llama import ggml, llama
 from edge.llm.engine import Engine, ModelRunner
 from edge.llm.generate import GreedyDrafter
 from edge.llm.options import EngineOptions
@@ -81,6 +81,14 @@ class SlicePart(_LoadedRunner):
     def __init__(self, shard: Shard, need: MemoryNeed) -> None:
         super().__init__(shard.engine, need)
         self._shard = shard
+
+    @property
+    def computed_s(self) -> float:
+        return self._shard.clock.computed_s
+
+    @property
+    def gpu_bytes(self) -> tuple[int, int] | None:
+        return ggml.gpu_bytes() if llama.has_gpu() else None
 
     def run(self, request: pb.Run, group: Group) -> None:
         """Compute the incoming steps until their end. Raises errors of links and of the engine."""

@@ -12,6 +12,16 @@ from transport.collective import Group
 class LoadedPart(ABC):
     """Loaded part: a whole model, a slice of a model, a projector, or a stage of an ONNX model."""
 
+    @property
+    def computed_s(self) -> float:
+        """Seconds for which the part has computed so far; 0 if it does not count them."""
+        return 0.0
+
+    @property
+    def gpu_bytes(self) -> tuple[int, int] | None:
+        """Total and free bytes of the GPUs that the part uses, or None if it uses none."""
+        return None
+
     @abstractmethod
     def describe(self) -> pb.Loaded:
         """Return the description of the loaded part, with the memory it takes."""

@@ -95,6 +95,15 @@ class Rank:
         self._stages: tuple[int, ...] = ()  # ranks of each stage of a loaded slice; empty for a whole model
         self.opened = pb.Opened(tcp_port=self._listener.tcp_port, pid=os.getpid())
 
+    @property
+    def alive(self) -> pb.Alive:
+        """The heartbeat of this process."""
+        loaded = self._loaded
+        if loaded is None:
+            return pb.Alive()
+        total, free = loaded.gpu_bytes or (0, 0)
+        return pb.Alive(computed_s=loaded.computed_s, gpu_total_bytes=total, gpu_free_bytes=free)
+
     def handle(self, command: pb.Command) -> pb.Event:
         """Execute a command and return its event."""
         name = command.WhichOneof("command")
@@ -249,7 +258,13 @@ class Rank:
 
 def _state(rank: int, dialled: Dialled) -> pb.LinkState:
     """Return the message about a link that this rank dialled."""
-    return pb.LinkState(rank=rank, kind=dialled.link.kind, round_trip_s=dialled.round_trip_s, why=dialled.why)
+    return pb.LinkState(
+        rank=rank,
+        kind=dialled.link.kind,
+        round_trip_s=dialled.round_trip_s,
+        bytes_per_s=dialled.bytes_per_s,
+        why=dialled.why,
+    )
 
 
 def emit(control: TcpLink, event: pb.Event) -> None:
@@ -301,7 +316,7 @@ def main(argv: list[str] | None = None) -> NoReturn:
         report(failed(error))
         sys.exit(1)
     report(pb.Event(opened=rank.opened))
-    threading.Thread(target=_send_heartbeats, args=(control,), daemon=True, name="heartbeat").start()
+    threading.Thread(target=_send_heartbeats, args=(control, rank), daemon=True, name="heartbeat").start()
     while True:
         data = commands.get()
         try:
@@ -319,12 +334,15 @@ def run_forked(arguments: list[str], descriptors: list[int]) -> NoReturn:
     main([*arguments, "--control", str(control)])
 
 
-def _send_heartbeats(control: TcpLink) -> None:
+def _send_heartbeats(control: TcpLink, rank: Rank) -> None:
     """Send heartbeats while this process runs, even during a long computation."""
     with suppress(TransportError):  # the daemon has ended
         while True:
             time.sleep(HEARTBEAT_S)
-            emit(control, pb.Event(alive=pb.Alive()))
+            alive = pb.Alive()
+            with suppress(Exception):  # figures for people must not end the heartbeats
+                alive = rank.alive
+            emit(control, pb.Event(alive=alive))
 
 
 def _read(control: TcpLink, commands: queue.SimpleQueue[bytes], folder: Path, ranks: list[Rank]) -> None:

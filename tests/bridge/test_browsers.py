@@ -10,7 +10,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, rule
 
 from devices.errors import TrustError
 from devices.trust import credentials
-from edge.bridge.browsers import BridgeLock, Browsers
+from edge.browser.browsers import BridgeLock, Browsers
 from tests.support.trust import Cluster
 from transport.errors import Refused
 

@@ -141,6 +141,19 @@ class ScriptedMemory:
         self.target = n_bytes
 
 
+class ScriptedWorkers:
+    """No workers, and the addresses that are left out."""
+
+    def __init__(self) -> None:
+        self.left_out: list[str] = []
+
+    def known(self) -> Mapping[str, bool]:
+        return {}
+
+    def leave_out(self, addresses: Collection[str]) -> None:
+        self.left_out = sorted(addresses)
+
+
 class ScriptedModels:
     """One model, and what became of its plan."""
 
@@ -151,6 +164,7 @@ class ScriptedModels:
         self.kept_s: float | None = None
         self.memory = ScriptedMemory(self.scripted.name)
         self.fetched: list[str] | None = None  # None: that is not allowed
+        self.workers = ScriptedWorkers()
 
     @property
     def names(self) -> Sequence[str]:

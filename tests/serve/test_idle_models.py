@@ -119,7 +119,7 @@ async def abandoned(router: Router, name: str) -> asyncio.Task[Any]:
     """Return the load of a model whose client gave up."""
     client = asyncio.ensure_future(router.model(name))
     await asyncio.sleep(0)  # it has begun
-    load = router._loads[name]
+    load = router._loads._tasks[name]
     client.cancel()
     await asyncio.gather(client, return_exceptions=True)
     return load
@@ -142,13 +142,13 @@ def test_a_load_that_is_done_is_forgotten() -> None:
     async def test(router: Router, clock: Clock) -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: unseen.append(context))
         await router.model("a")
-        assert not router._loads
+        assert not router._loads._tasks
         router.configs["b"] = replace(CONFIG, path="there is no such file")
         async with router._loading:
             load = await abandoned(router, "b")
         await asyncio.wait([load])
         await asyncio.sleep(0)
-        assert not router._loads
+        assert not router._loads._tasks
         del load
         gc.collect()
 

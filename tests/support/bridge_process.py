@@ -16,9 +16,9 @@ import httpx
 import uvicorn
 
 from edge.bridge.app import create_app
-from edge.bridge.browsers import Browsers
 from edge.bridge.page import Page
 from edge.bridge.page_worker import WorkerPlace, free_port
+from edge.browser.browsers import Browsers
 from edge.browser.frames import Frame, Splitter, pack
 from edge.browser.page import DOOR
 from edge.cluster.fleet import Fleet

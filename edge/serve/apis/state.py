@@ -60,13 +60,8 @@ async def slots(models: ServedModels) -> list[dict[str, Any]]:
     ]
 
 
-async def cluster(models: ServedModels) -> dict[str, Any]:
-    """Return the status of the loaded models, or the error of a model whose engine process ended."""
-    return {"names": list(models.names), "models": await statuses(models)}
-
-
 async def statuses(models: ServedModels) -> list[dict[str, Any]]:
-    """Return the status of each loaded model, with its name in requests."""
+    """Return the status of each loaded model, with its name in requests, or the error of its engine process."""
     return list(await asyncio.gather(*(_status(model, models) for model in await models.loaded())))
 
 

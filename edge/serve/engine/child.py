@@ -11,13 +11,15 @@ import json
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any
 
 from devices.files import remove_temporary
 from devices.processes.limits import give_back_memory
 from edge.api.config import EngineConfig, media_encoder
+from edge.deployment.deployed import DeployedModel
+from edge.errors import ReplicaLost
 from edge.serve.engine.loop import ServingLoop
 from edge.serve.engine.memory import follow_share
 from edge.serve.engine.threads import POOLED, Threads
@@ -72,13 +74,15 @@ def main() -> int:
         config = EngineConfig.from_json(first["config"])
         if first["shares_memory"]:
             messages = follow_share(config.options, control.send, messages)
-        with config.loaded(steps, resumes=first["resumes"]) as (engine, deployed, draft), ExitStack() as stack:
+        how = {name: first[name] for name in ("resumes", "left_out")}
+        with config.loaded(steps, **how) as (engine, deployed, draft), ExitStack() as stack:
             drafter = speculation(draft, engine, stack.enter_context, steps)
             encoder = stack.enter_context(media_encoder(config, engine, steps))
             loop = ServingLoop(config, engine, deployed, control.send, drafter, encoder)
             replicas = [plan.to_json() for plan in deployed.replicas] if deployed else []
             control.send({"ready": {**loop.status(), "replicas": replicas}})
-            threading.Thread(target=_read, args=(messages, loop, control), name="control", daemon=True).start()
+            args = (messages, loop, control, deployed)
+            threading.Thread(target=_read, args=args, name="control", daemon=True).start()
             loop.run()
     except Exception as error:  # the server passes any error on to waiting clients
         control.send({"fatal": error_json(error)})  # the server passes the error on to waiting clients
@@ -86,7 +90,9 @@ def main() -> int:
     return 0
 
 
-def _read(messages: Iterator[dict[str, Any]], loop: ServingLoop, control: Control) -> None:
+def _read(
+    messages: Iterator[dict[str, Any]], loop: ServingLoop, control: Control, deployed: DeployedModel | None
+) -> None:
     """Handle the server's messages. Messages that take time are handled in other threads."""
     with Threads() as threads:
         for message in messages:
@@ -94,11 +100,23 @@ def _read(messages: Iterator[dict[str, Any]], loop: ServingLoop, control: Contro
                 loop.cancel(message["id"])
             elif message["do"] == "heartbeat":  # answered by this thread, so that busy threads do not delay it
                 control.send({"id": message["id"], "result": loop.heartbeat()})
+            elif message["do"] == "leave_out":  # does not wait for a status request, which waits for a lost device
+                if deployed is not None:
+                    _leave_out(message["addresses"], deployed, loop, control)
             else:
                 if message["do"] in ("generate", *POOLED):
                     loop.expect(message["id"])
                 threads.submit(message, _answer, message, loop, control.send)
     loop.end()
+
+
+def _leave_out(addresses: Sequence[str], deployed: DeployedModel, loop: ServingLoop, control: Control) -> None:
+    """Go on without these workers. A replica that cannot reports that it is lost, and ends."""
+    try:
+        deployed.leave_out(addresses)
+    except ReplicaLost as error:
+        control.send({"fatal": error_json(error)})
+        loop.end()
 
 
 def _answer(message: dict[str, Any], loop: ServingLoop, send: Callable[..., None]) -> None:

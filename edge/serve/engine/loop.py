@@ -111,11 +111,12 @@ class ServingLoop:
         counters["steps"] += scheduler.passes - passes
         for ground, counter in (("foreground", "preemptions"), ("background", "background_preemptions")):
             counters[counter] += scheduler.queues.preemptions[ground] - preemptions[ground]
+        self._about.computed_s += time.monotonic() - began
         self._warming.stepped(events, time.monotonic() - began)
         events = [event for event in events if event.request in self._requests]
         if events:  # a prompt chunk has no events, and the server need not wake up for it
             self._send(*map(self._message, events))
-        for line in self._about.news():
+        for line in (*self._about.news(), *self._about.recovery_news(len(self._requests))):
             self._send({"say": line})
 
     def _fail(self, error: Exception) -> None:

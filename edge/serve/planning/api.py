@@ -14,6 +14,7 @@ from edge.serve.apis.fields import Fields, JsonObject
 from edge.serve.apis.models import model_of
 from edge.serve.apis.state import statuses
 from edge.serve.caller import check_administrator
+from edge.serve.devices.devices import ServedDevices
 from edge.serve.http.errors import BadRequest
 from edge.serve.options import ServeOptions
 from edge.serve.plan_devices import checked_plan
@@ -21,7 +22,7 @@ from edge.serve.planning.advice import Advice
 from edge.serve.planning.fronts import Fronts
 from edge.serve.planning.preview import alone, preview
 from edge.serve.served import ServedModels
-from partition.plan.plan import LOCAL, Plan
+from partition.plan.plan import Plan
 
 
 class PlanRequest(Fields):
@@ -37,20 +38,20 @@ class FrontRequest(Fields):
 class Planning:
     """The plans and the advice of one server. Use it in one event loop."""
 
-    def __init__(self, models: ServedModels, options: ServeOptions) -> None:
-        self._models, self._options = models, options
+    def __init__(self, models: ServedModels, options: ServeOptions, devices: ServedDevices) -> None:
+        self._models, self._options, self._devices = models, options, devices
         self._fronts, self._advice = Fronts(models, options.front, self._workers), Advice()
 
     async def _workers(self) -> Sequence[str]:
-        """Return the addresses of the workers that plans may use."""
-        return [address for address in self._options.devices if address != LOCAL]
+        """Return the addresses of the workers that plans may use: those of the options and members of the cluster."""
+        return await self._devices.addresses()
 
     async def use_plan(self, request: PlanRequest) -> dict[str, Any]:
         """Switch a model to a plan, or return what that would change.
 
-        Raises PlanError, and NotAllowed for a device that is in neither the options nor a front.
+        Raises PlanError, and NotAllowed for a device that is in neither the options nor a front, and is no member.
         """
-        devices = {*self._options.devices, *await self._fronts.devices()}
+        devices = {*self._options.devices, *await self._workers(), *await self._fronts.devices()}
         if request.preview:
             return await self._preview(request, devices)
         check_administrator("run a model by another plan")

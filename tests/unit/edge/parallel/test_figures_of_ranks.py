@@ -9,6 +9,7 @@ import pytest
 
 from apps.show import step_table
 from edge.parallel import shard
+from edge.parallel.busy import ComputeClock
 from edge.parallel.shard import Shard
 from edge.parallel.step_times import Figure, StepTime, StepTimes
 from edge.profiling.layer_times import DEPTH, LayerTimes, _chunk_rows, device_speed
@@ -84,6 +85,7 @@ def test_a_steps_seconds_are_computing_sums_and_waits(monkeypatch: pytest.Monkey
     first._feedback = None
     first._links, first._exchange_s, first._compute_s = [link], 5.0, 0.0
     first.times, first.hidden, first._sums_a_layer = StepTimes(), None, 2
+    first.clock = ComputeClock(clock.perf_counter)
     first.place = SimpleNamespace(thin=False, last=True, group=(0, 1))
     first.rows = SimpleNamespace(outputs=np.ones(1, np.int8), sequences=np.zeros(1, np.int32))
 
@@ -112,6 +114,7 @@ def test_a_steps_seconds_are_computing_sums_and_waits(monkeypatch: pytest.Monkey
     result = first.end(first.time_of(1, idle_s=0.25))
     assert result.decode
     assert result.compute_s == pytest.approx(5.0)
+    assert first.clock.computed_s == pytest.approx(5.0)
     assert result.communication_s == pytest.approx(2.0 + 3.0 + 1.0)
     assert result.stall_s == pytest.approx(0.25 + 2 * 0.5 + 0.75)
     assert (result.sent_bytes, result.received_bytes) == (1080, 120)

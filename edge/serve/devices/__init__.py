@@ -1,0 +1,1 @@
+"""The devices of a server: their state, invitations, and devices that a person leaves out."""

@@ -1,0 +1,115 @@
+"""Test the state of devices as JSON: states, texts about losses, names, and tiers of memory."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from devices.profile import describe
+from edge.serve.devices.left_out import LeftOut
+from edge.serve.devices.members import KnownMember
+from edge.serve.devices.view import DevicesView
+from edge.serve.devices.watch import Sight
+from partition.plan.plan import LOCAL
+
+A, B = "10.0.0.1:7070", "10.0.0.2:7070"
+PROFILE = replace(describe("any"), memory_total_bytes=100, memory_available_bytes=40, memory_limit_bytes=None)
+HERE = {LOCAL: Sight("this device", PROFILE)}
+
+
+def status(busy: float = 0.0, events: tuple[str, ...] = (), slots: int = 0, **more: Any) -> dict[str, Any]:
+    """Status of a model with layers 0-3 on this device and 4-7 on A."""
+    parts = [(LOCAL, "this device", [0, 4]), (A, "pi", [4, 8])]
+    devices = [
+        {"name": name, "address": address, "rank": rank, "layers": layers, "heads": [0, 4], "busy": busy}
+        for rank, (address, name, layers) in enumerate(parts)
+    ]
+    lines = [{"time": time.time(), "text": text} for text in events]
+    running = [{"id": number, "is_processing": True} for number in range(slots)]
+    return {
+        "model": {"name": "tiny"},
+        "devices": devices,
+        "events": lines,
+        "slots": running,
+        "tokens_per_s": 3.0,
+        **more,
+    }
+
+
+def shown(
+    sights: dict[str, Sight],
+    statuses: list[Any],
+    members: list[Any] | None = None,
+    left_out: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    workers = {A: False} | {address: False for address in sights if address != LOCAL}
+    view = DevicesView()
+    values = view.to_json(statuses, HERE | sights, workers, members or [], left_out or {})
+    return {device["name"]: device for device in values["devices"]} | {"": values}
+
+
+def test_a_worker_computes_while_its_share_of_time_is_not_zero() -> None:
+    pi = Sight("pi", PROFILE)
+    busy, idle = (shown({A: pi}, [status(share)])["pi"] for share in (0.4, 0.0))
+    assert (busy["state"], busy["text"], busy["busy"]) == ("computing", "computes layers 4-7 of tiny", 0.4)
+    assert (idle["state"], idle["text"], idle["tokens_per_s"]) == ("ready", "holds layers 4-7 of tiny", 3.0)
+    assert idle["memory"]["memory"] == {"total": 100, "free": 40}
+    assert idle["models"][0]["n_layers"] == 8
+
+
+@pytest.mark.parametrize(
+    ("events", "slots", "text"),
+    [
+        ((), 0, "lost: went away. tiny: no answer was running"),
+        ((), 1, "lost: went away. tiny: its answers wait until other devices take over"),
+        (
+            ("pi joined", "pi was lost (went away): going on with this device", "Loading x", "1 answer goes on"),
+            1,
+            "lost: went away. tiny: pi was lost (went away): going on with this device; 1 answer goes on",
+        ),
+    ],
+)
+def test_a_loss_is_explained_with_what_became_of_the_answers(events: tuple[str, ...], slots: int, text: str) -> None:
+    lost = Sight("pi", PROFILE, lost_at=time.monotonic() - 2, why=f"pi at {A} went away")
+    device = shown({A: lost}, [status(0.0, events, slots)])["pi"]
+    assert (device["state"], device["text"]) == ("lost", text)
+    assert 2 <= device["since"] < 60
+    assert device["memory"] == {"gpu": None, "memory": None, "disk": None}
+
+
+def test_paused_removed_invited_and_slow_devices_have_their_states() -> None:
+    member = KnownMember("pi", "joined", 0.0, 0.0, A, is_browser=False)
+    invited = KnownMember("phone", "invited", time.time(), time.time() + 600, "", is_browser=True)
+    sights = {A: Sight("pi", PROFILE, is_member=True), B: Sight("nas", PROFILE, is_slow=True)}
+    paused = LeftOut("pi", A, removed=False, since=time.time() - 5)
+    values = shown(sights, [status()], [member, invited], {"pi": paused})
+    assert values["pi"]["state"] == "paused"
+    assert values["pi"]["text"] == "paused: no plan uses it; tiny moves to other devices"
+    assert 5 <= values["pi"]["since"] < 60
+    assert (values["phone"]["state"], values["phone"]["kind"]) == ("joining", "browser")
+    assert values["nas"]["state"] == "slow"
+    removed = replace(paused, removed=True)
+    still_used = shown(sights, [status()], [member], {"pi": removed})
+    assert still_used["pi"]["state"] == "paused"
+    gone = shown(sights, [], [member], {"pi": removed})
+    assert "pi" not in gone
+    assert gone[""]["removed"] == ["pi"]
+
+
+def test_devices_of_one_name_get_their_addresses_and_hostile_names_stay_text() -> None:
+    evil = "<img src=x onerror=alert(1)>"
+    values = shown({A: Sight(evil, PROFILE), B: Sight(evil, PROFILE)}, [])
+    assert set(values) == {"", "this device", evil, f"{evil} at {B}"}
+
+
+def test_links_have_the_names_of_devices_and_unused_workers_a_link_to_this_device() -> None:
+    link = {"from": "this device", "to": "pi", "kind": "tcp", "latency_s": 1e-4, "bytes_per_s": 1e8}
+    sights = {A: Sight("pi", PROFILE, latency_s=0.5), B: Sight("nas", PROFILE, latency_s=0.2)}
+    values = shown(sights, [status(links=[link])])[""]["links"]
+    assert values == [
+        link,
+        {"from": "this device", "to": "nas", "kind": "grpc", "latency_s": 0.2, "bytes_per_s": None},
+    ]
