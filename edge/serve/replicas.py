@@ -116,7 +116,11 @@ class Replicas:
         states = [state for state in figures if isinstance(state, dict)]
         if not states:
             raise next(error for error in figures if isinstance(error, BaseException))
-        return _together(states)
+        state, first = _together(states), self._replicas[0]
+        if state["plan"] is not None and self._dispatcher.copies and loaded[0] is first:
+            copies = [{name: copy[name] for name in copy if name != "format"} for copy in self._dispatcher.copies]
+            state["plan"] = {**state["plan"], "replicas": copies}
+        return state
 
     # --- life ---
 

@@ -3,11 +3,10 @@
 import {ApiError, get, lines, post} from "./api.js";
 import {scale} from "./axes.js";
 import {$, announce, button, bytes, digits, draw, make, seconds} from "./dom.js";
-import {OWN, devicesOf, planPicture} from "./plan_picture.js";
+import {OWN, devicesOf, partsOf, planPicture} from "./plan_picture.js";
 
 const PATIENCE_MS = 600000;  // timeout of a switch; devices may have to load their parts first
 const LOG_FROM = 20;  // an axis is logarithmic if its values span more than this factor
-const SETTINGS = ["threads", "affinity", "gpu_layers", "memory"];  // of a shard; they do not change its part
 
 let poll = null;
 let names = [];       // names of the models
@@ -118,13 +117,7 @@ function inFront(address) {
   return String(device?.name ?? address);
 }
 
-// Return true if two plans give every device the same part, regardless of the order of keys.
-function isSame(a, b) {
-  const sorted = (_, value) => value && typeof value === "object" && !Array.isArray(value)
-    ? Object.fromEntries(Object.entries(value).filter(([key]) => !SETTINGS.includes(key))
-      .sort(([one], [other]) => one < other ? -1 : 1)) : value;
-  return JSON.stringify(a, sorted) === JSON.stringify(b, sorted);
-}
+function isSame(a, b) { return partsOf(a) === partsOf(b); }
 
 let shownInUse = null;  // plan that is marked as in use
 
@@ -189,7 +182,8 @@ function picks() {
   const choices = [["Best balance", points.find(point => point.knee)],
     ["Fastest single answer", best(points, point => -point.latency_s)],
     ["Most answers at once", best(points, point => point.throughput_per_s)], ["This device alone", single]];
-  $("picks").replaceChildren(...choices.filter(([, point]) => point)
+  const first = new Set();  // a plan that is best in several ways has one button
+  $("picks").replaceChildren(...choices.filter(([, point]) => point && !first.has(point) && first.add(point))
     .map(([text, point]) => button(text, "framed", () => pick(point))));
 }
 
@@ -274,7 +268,8 @@ function plot() {
   if (!points.length || !svg.clientWidth) return;
   const used = inUse();
   const width = svg.clientWidth, height = Math.round(Math.min(380, Math.max(240, 0.6 * width)));
-  const [left, right, top, bottom] = [46, width - 14, 14, height - 44];
+  const left = Math.max(...points.map(point => point.throughput_per_s)) < 900 ? 46 : 60;
+  const [right, top, bottom] = [width - 14, 14, height - 44];
   const x = scale(points.map(point => 1e3 * point.latency_s), left, right, LOG_FROM);
   const y = scale(points.map(point => point.throughput_per_s), bottom, top, LOG_FROM);
   svg.setAttribute("viewBox", `0 0 ${width} ${height}`);

@@ -2,7 +2,7 @@
 
 import {ApiError, get, post} from "./api.js";
 import * as downloads from "./downloads.js";
-import {$, announce, button, bytes, count, make} from "./dom.js";
+import {$, announce, button, bytes, count, make, plain} from "./dom.js";
 import * as front from "./front.js";
 import {planPicture} from "./plan_picture.js";
 import {Poll} from "./poll.js";
@@ -92,11 +92,11 @@ class Card {
     const devices = (status?.devices || []).filter(device => device.left_s === undefined);
     const memory = devices.reduce((sum, device) => sum + (device.memory_bytes || 0), 0);
     if (status) {
-      const where = [...new Set(devices.map(device => device.name))].join(", ") || "this device";
-      setText(this.runs, `Runs on ${where}${memory ? `, ${bytes(memory)} of memory here` : ""}`);
+      const where = new Intl.ListFormat("en").format(new Set(devices.map(device => plain(device.name))));
+      setText(this.runs, `Runs on ${where || "this device"}.${memory ? ` It takes ${bytes(memory)} of memory here.` : ""}`);
     }
     const plan = devices.length > 1 || status?.plan?.replicas ? status.plan : null;
-    const width = Math.min(560, this.picture.parentElement.clientWidth - 30);
+    const width = Math.min(760, this.picture.parentElement.clientWidth - 30);
     const drawn = plan ? JSON.stringify([plan, devices.map(device => device.name), width]) : "";
     if (drawn !== this.drawn && (width > 100 || !plan)) {
       this.drawn = drawn;

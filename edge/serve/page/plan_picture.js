@@ -44,6 +44,13 @@ export function devicesOf(plan) {
   return [...new Set(shards.map(shard => shard.device))];
 }
 
+/** Return a text that is equal for two plans that give every device the same parts. */
+export function partsOf(plan) {
+  if (!isPlan(plan)) return JSON.stringify(plan);
+  return JSON.stringify(columnsOf(plan).map(({stages}) =>
+    stages.map(({layers, shards}) => [layers, shards.map(({device, heads, ff}) => [device, heads, ff])])));
+}
+
 /** Draw a plan, or return null if the plan is not readable.
  *
  * `name` returns the name of a device by its address. `width`: points that the picture may take. */
@@ -53,6 +60,9 @@ export function planPicture(plan, name, width) {
   const perRow = Math.max(1, Math.min(columns.length, Math.floor((width + GAP) / (LEAST_WIDTH + GAP))));
   const columnWidth = Math.min(340, (width - GAP * (perRow - 1)) / perRow);
   const parts = [], words = [];
+  const [only] = columns, n = only.stages.length;
+  if (columns.length === 1 && n > 1 && only.stages.every(stage => stage.shards.length === 1) &&
+    (width - ARROW * (n - 1)) / n >= LEAST_WIDTH) return row(only.stages, name, width, sizes);
   let top = 0, rowBottom = 0;
   columns.forEach(({title, stages}, i) => {
     if (i % perRow === 0) top = rowBottom + (i ? GAP : 0);
@@ -83,10 +93,24 @@ export function planPicture(plan, name, width) {
     rowBottom = Math.max(rowBottom, y);
   });
   const text = `The model in ${plural(columns.length, "part")}. ${words.join(". ")}.`;
-  return draw("svg", {
-    class: "plan-picture", role: "img", width, height: rowBottom + 2, viewBox: `-1 -1 ${width + 2} ${rowBottom + 2}`,
-    "aria-label": columns.length > 1 ? text : `${words.join(". ")}.`,
-  }, ...parts);
+  return svg(width, rowBottom, columns.length > 1 ? text : `${words.join(". ")}.`, parts);
+}
+
+// Draw the devices of one copy in a row, if there is room for that.
+function row(stages, name, width, sizes) {
+  const boxWidth = Math.min(240, (width - ARROW * (stages.length - 1)) / stages.length);
+  const words = [], parts = stages.flatMap(({layers, shards: [shard]}, i) => {
+    const x = i * (boxWidth + ARROW), text = partText(layers, shard.heads, sizes);
+    words.push(`${name(shard.device)} has ${text}`);
+    return [box({x, y: 0}, boxWidth, name(shard.device), text, layers, sizes),
+      i ? draw("path", {d: `M${x - ARROW + 2},${BOX / 2}h${ARROW - 6}m-4,-4l4,4l-4,4`, class: "arrow"}) : null];
+  });
+  return svg(width, BOX, `${words.join(", then ")}.`, parts);
+}
+
+function svg(width, height, label, parts) {
+  return draw("svg", {class: "plan-picture", role: "img", width, height: height + 2,
+    viewBox: `-1 -1 ${width + 2} ${height + 2}`, "aria-label": label}, ...parts);
 }
 
 function box({x, y}, width, device, text, layers, sizes) {
