@@ -54,6 +54,7 @@ def unload_model(stage: Stage) -> None:
 
 
 def find_plans(stage: Stage) -> None:
+    stage.page.wait_for(f"{card(BUNDLED)} !== undefined")
     press(stage.page, f"Plans for {BUNDLED}")
     stage.page.wait_for(f"document.getElementById('front-model').value === '{BUNDLED}'")
     stage.page.value("document.getElementById('find-plans').click()")

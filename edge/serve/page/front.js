@@ -225,7 +225,7 @@ function describe() {
       used ? " \u2013 in use" : ""),
     make("div", {id: "plan-drawn"}),
     make("dl", {}, ...figures.map(([name, text]) => make("div", {}, make("dt", {}, name), make("dd", {}, text)))),
-    ...words, used ? null : run, make("p", {id: "switched", role: "status"}, message));
+    ...words, ...(used ? [] : [run]), make("p", {id: "switched", role: "status"}, message));
   picture();
   if (hadFocus && !used) run.focus();
 }

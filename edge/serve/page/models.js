@@ -93,7 +93,7 @@ class Card {
     const memory = devices.reduce((sum, device) => sum + (device.memory_bytes || 0), 0);
     if (status) {
       const where = new Intl.ListFormat("en").format(new Set(devices.map(device => plain(device.name))));
-      setText(this.runs, `Runs on ${where || "this device"}.${memory ? ` It takes ${bytes(memory)} of memory here.` : ""}`);
+      setText(this.runs, `Runs on ${where || "this device"}.${memory ? ` It takes ${bytes(memory)} of memory.` : ""}`);
     }
     const plan = devices.length > 1 || status?.plan?.replicas ? status.plan : null;
     const width = Math.min(760, this.picture.parentElement.clientWidth - 30);
