@@ -1,5 +1,5 @@
-"""Take pictures of pages in a real browser: docs/serve.png of a conversation, docs/serve-phone.png of a cluster, and
-docs/browser-phone.png of a page that computes layers.
+"""Take pictures of pages in a real browser: docs/serve.png and docs/serve-chat-phone.png of a conversation,
+docs/serve-phone.png of a cluster, and docs/browser-phone.png of a page that computes layers.
 
     python -m docs.take_page_pictures
 
@@ -32,6 +32,7 @@ from partition.model.file import ModelFile
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL
 from partition.slices.gguf_slice import limits
+from tests.serve.page_actions import SIZES, Stage, answered, ask, retry_answer
 from tests.serve.serving import serving
 from tests.support.bridge_process import running_bridge
 from tests.support.browser import Page, browser
@@ -49,17 +50,21 @@ def main() -> None:
         folder = Path(name)
         page = stack.enter_context(browser(folder / "profile"))
         with served() as address:
-            page.look(1100, 760)
-            ask(page, address, QUESTIONS)
-            page.picture(HERE / "serve.png")
+            stage = Stage(page, address, folder)
+            converse(stage, 1280, QUESTIONS)
+            retry_answer(stage)
+            stage.picture(HERE / "serve.png")
+            stage.page.look(390, SIZES[390], zoom=2)
+            stage.picture(HERE / "serve-chat-phone.png")
         workers = [stack.enter_context(worker(folder / item, "--name", item)) for item in ("desk", "attic")]
         addresses = tuple(item.address for item in workers)
         with served(workers=addresses, parallel="pipeline", insecure=True) as address:
-            page.look(360, 700, dark=True, zoom=2)
-            ask(page, address, QUESTIONS[:1])
-            page.value("location.hash = '#devices'")
+            stage = Stage(page, address, folder)
+            converse(stage, 390, QUESTIONS[:1])
+            page.look(390, SIZES[390], dark=True, zoom=2)
+            stage.go("devices")
             page.wait_for("document.querySelectorAll('.devices li').length === 3")
-            page.picture(HERE / "serve-phone.png")
+            stage.picture(HERE / "serve-phone.png")
         take_computing_page(page, folder)
 
 
@@ -98,17 +103,16 @@ def served(**config: Any) -> Iterator[str]:
         yield address
 
 
-def ask(page: Page, address: str, questions: tuple[str, ...]) -> None:
-    page.open(f"{address}/")
-    page.value(f"localStorage.setItem('edge.settings', {json.dumps(json.dumps(SETTINGS))})")
-    page.open(f"{address}/")
-    page.wait_for("document.querySelector('#welcome h2')?.textContent")
+def converse(stage: Stage, width: int, questions: tuple[str, ...]) -> None:
+    """Ask questions in a window of this width."""
+    stage.open(width)
+    stage.page.value(f"localStorage.setItem('edge.settings', {json.dumps(json.dumps(SETTINGS))})")
+    stage.page.open("about:blank")
+    stage.page.open(f"{stage.address}/")
+    stage.page.wait_for("document.querySelector('#welcome h2')?.textContent")
     for number, question in enumerate(questions, 1):
-        page.value("document.getElementById('question').focus()")
-        page.type(question)
-        page.press("Enter", "\r")
-        page.wait_for(f"document.querySelectorAll('.answer').length === {number}")
-        page.wait_for("!document.getElementById('send').hidden")
+        ask(stage.page, question)
+        answered(stage.page, number)
 
 
 if __name__ == "__main__":

@@ -110,7 +110,7 @@ def send_question(stage: Stage) -> None:
 def retry_answer(stage: Stage) -> None:
     click(stage.page, "Retry")
     stage.page.wait_for("document.querySelector('.versions span')?.textContent === '2 of 2'")
-    answered(stage.page)
+    stage.page.wait_for("!document.getElementById('send').hidden")
 
 
 def show_earlier_version(stage: Stage) -> None:

@@ -105,6 +105,18 @@ def test_hostile_names_are_only_text(stage: Stage, models: ScriptedModels, tmp_p
         models.scripted.name = "scripted"
 
 
+@pytest.mark.parametrize("text", ["- a\n", "a\n\n", "1. a\n   - b\n\n", "*a*\n\n", "# a\n", "> a\n\n", "***\n"])
+def test_a_hundred_thousand_lines_become_few_elements_and_text(stage: Stage, text: str) -> None:
+    stage.open(1280)
+    page = stage.page
+    page.value(
+        f"window.lines = {json.dumps(text)}.repeat(100000); import('/markdown.js').then(({{show}}) => {{"
+        " window.shown = document.createElement('div'); show(shown, lines); })"
+    )
+    assert 1000 < page.value("shown.querySelectorAll('*').length") < 15_000
+    assert page.value("shown.querySelectorAll('.rest').length") == 1
+
+
 @pytest.mark.parametrize(("rows", "columns"), [(1000, 1000), (100_000, 10), (1, 500_000), (500_000, 2)])
 def test_million_cells_become_few_elements_and_text(stage: Stage, rows: int, columns: int) -> None:
     stage.open(1280)

@@ -39,8 +39,13 @@ export class Answering {
           message.note = "stopped";
           break;
         }
-        if (!error.again || performance.now() - this.progressed > PATIENCE_MS) {
+        if (!error.again) {
           message.error = error.message;
+          break;
+        }
+        if (performance.now() - this.progressed > PATIENCE_MS) {
+          message.error = `${error.message} The page tried for two minutes. Check that edge serve runs, and press ` +
+            (message.content ? "Continue." : "Retry.");
           break;
         }
         if (this.progressed > before) failures = 0;

@@ -145,6 +145,10 @@ async function request(path, options, patience_ms) {
     const text = await response.text();
     let reason = "";
     try { reason = said(JSON.parse(text)); } catch { /* not JSON: another program answered */ }
+    if (response.status === 403 && reason.includes("only an administrator")) {
+      if (sessionStorage.getItem(KEY) === key) await askForKey("This needs the key of an administrator.");
+      if (sessionStorage.getItem(KEY) !== key) continue;
+    }
     throw new ApiError(reason || `The server answered ${response.status} ${response.statusText}`.trim() + ".",
       response.status, PASSING.includes(response.status) || response.headers.has("retry-after"));
   }

@@ -18,7 +18,7 @@ export function all() {
   for (let i = 0; i < localStorage.length; i++) {
     const name = localStorage.key(i);
     const chat = name.startsWith(PREFIX) ? read(name) : null;
-    if (chat && Array.isArray(chat.messages)) found.push(mend(chat));
+    if (Array.isArray(chat?.messages) && chat.messages.every(message => message?.role)) found.push(mend(chat));
   }
   return found.sort((a, b) => b.at - a.at);
 }
@@ -31,10 +31,10 @@ export function current() {
 
 export function choose(chat) { sessionStorage.setItem(CURRENT, chat.id); }
 
-/** Save a chat. Return false if the storage is full. */
-export function keep(chat) {
+/** Save a chat. `at`: time of its last change, by which chats are listed. Return false if the storage is full. */
+export function keep(chat, at = Date.now()) {
   if (forgotten.has(chat.id)) return true;
-  chat.at = Date.now();
+  chat.at = at;
   try {
     localStorage.setItem(PREFIX + chat.id, JSON.stringify(chat, withoutMedia));
   } catch {

@@ -9,7 +9,8 @@ import {Rest} from "./rest.js";
 const LONGEST = 5000;  // characters of a paragraph; a longer one is shown as plain text
 const TOO_DEEP = /^[ \t]*(?:>[ \t]*|(?:[-*+]|\d{1,9}[.)])[ \t]+){50}/gm;  // nesting of quotes and lists
 // The number of elements is limited, because a browser stands still while it arranges very many.
-const MOST = 250000;  // characters that are rendered; more are shown as plain text on demand
+const MOST = 105000;  // characters that are rendered; more are shown as plain text on demand
+const LINE = 25;  // characters that a line counts in addition, because it may become an element
 const MOST_CELLS = 2000;  // of one table
 
 const marked = new Marked({
@@ -57,7 +58,7 @@ export function show(element, text) {
     element.replaceChildren();
     state = element.shown = {finished: "", count: 0, blocks: []};
   }
-  const end = source.length > MOST ? source.lastIndexOf("\n", MOST) + 1 || MOST : source.length;
+  const end = renderedEnd(source);
   const tokens = lex(source.slice(state.finished.length, end)).map(token => ({token, blocks: blocksOf(token)}));
   const blocks = tokens.flatMap(one => one.blocks);
   const last = blocks.at(-1);
@@ -67,6 +68,18 @@ export function show(element, text) {
   while (element.children.length > state.count + blocks.length) element.lastChild.remove();
   state.blocks.length = element.children.length;
   finish(state, tokens, source);
+}
+
+// Return the end of the part that is rendered.
+function renderedEnd(source) {
+  let end = 0;
+  for (let cost = 0; end < source.length;) {
+    const stop = source.indexOf("\n", end) + 1 || source.length;
+    if (stop - end > 1) cost += stop - end + LINE;
+    if (cost > MOST) return end || MOST;
+    end = stop;
+  }
+  return end;
 }
 
 function lex(text) {

@@ -9,8 +9,8 @@ const EVERY_MS = 5000;
 
 let models = [];  // of GET /v1/models
 let loaded = [];  // status of the loaded models
-let unreachable = "";
-const poll = new Poll(state => { loaded = state.models; show(); }, text => { unreachable = text; show(); }, EVERY_MS);
+let failure = "";   // why the state is unknown
+const poll = new Poll(state => { loaded = state.models; show(); }, fail, EVERY_MS);
 const settings = chats.settings();
 
 /** Install the event handlers. */
@@ -57,6 +57,12 @@ export function refusal(kind) {
     : `No model here can; a model needs a projector (an mmproj file) for that.`);
 }
 
+function fail(_, message = "") {
+  if (failure && !message) refresh();  // the server is back, perhaps with other models
+  failure = message;
+  show();
+}
+
 // Return the status of a model, or undefined if it is not loaded. An adapter runs with the model that it changes.
 function status(name) {
   const parent = models.find(model => model.id === name)?.parent ?? name;
@@ -68,14 +74,14 @@ function show() {
   const shown = JSON.stringify(options);
   if ($("model").dataset.shown !== shown) {
     $("model").dataset.shown = shown;
-    $("model").replaceChildren(...options.map(([value, text]) => make("option", {value}, text)));
+    $("model").replaceChildren(...options.map(([value, text]) => Object.assign(make("option", {}, text), {value})));
   }
   $("model").value = settings.model;
   $("model").disabled = !models.length;
-  const where = unreachable ? "The server cannot be reached." : place();
+  const where = failure || place();
   if ($("where").textContent !== where) $("where").textContent = where;
-  $("where").classList.toggle("wrong", Boolean(unreachable));
-  $("no-model").hidden = models.length > 0 || Boolean(unreachable);
+  $("where").classList.toggle("wrong", Boolean(failure));
+  $("no-model").hidden = models.length > 0 || Boolean(failure);
   const name = plain(settings.model);
   if ($("welcome-model").textContent !== name) $("welcome-model").textContent = name;
 }

@@ -3,7 +3,7 @@
 import {get} from "./api.js";
 
 /** Polls GET /v1/cluster for a view. `show` is called with each answer, and `complain` with a text that says why the
- * last answer is old, or with "". */
+ * last answer is old, and the error's own message, or with "". */
 export class Poll {
   constructor(show, complain, every_ms = 1000) {
     this.show = show;
@@ -35,7 +35,7 @@ export class Poll {
       this.complain("");
       this.show(state);
     } catch (error) {
-      this.complain(`${error.message} The view below shows the last known state.`);
+      this.complain(`${error.message} The view below shows the last known state.`, error.message);
       if (error.status === 401) return this.lookAway();  // the user entered no key; opening the view asks again
     }
     clearTimeout(this.timer);
