@@ -17,6 +17,8 @@ from edge.errors import EngineGone
 from edge.serve.messages import MOST_LINE_BYTES, error_of, resolve
 from edge.weights.elastic.signals import memory_signals_blocked
 
+# Size of a socket's buffer, which takes the tensors of most requests at once. The system may limit it.
+_SEND_BYTES = 1 << 21
 ANSWER_S = 660.0  # maximum wait for the answer to a request other than a generation
 EXIT_S = 10.0  # maximum wait for a process to end by itself
 
@@ -181,6 +183,8 @@ async def spawn(module: str) -> tuple[asyncio.subprocess.Process, asyncio.Stream
     Raises OSError.
     """
     ours, theirs = socket.socketpair()
+    for end in (ours, theirs):
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BYTES)
     with theirs, ExitStack() as stack:
         stack.callback(ours.close)
         reader, writer = await asyncio.open_connection(sock=ours, limit=MOST_LINE_BYTES)
