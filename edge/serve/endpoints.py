@@ -62,7 +62,8 @@ def endpoints(
     """Return all endpoints. networks: the ONNX networks of the server, if it has any."""
 
     async def prometheus(_http: Request) -> Response:
-        return Response(metrics(await state.statuses(models)), media_type=CONTENT_TYPE_LATEST)
+        figures = networks.figures() if networks is not None else ()
+        return Response(metrics(await state.statuses(models), figures), media_type=CONTENT_TYPE_LATEST)
 
     async def health(_http: Request) -> Response:
         states = state.health(models)

@@ -151,6 +151,12 @@ def test_metadata_health_index_and_statistics(served: Served) -> None:
         assert after["inference_stats"][phase]["count"] == before["inference_stats"][phase]["count"] + 1
     assert after["inference_stats"]["fail"]["count"] == before["inference_stats"]["fail"]["count"] + 1
     assert [batch["batch_size"] for batch in after["batch_stats"]] == [1, 2]
+    lines = get("/metrics").text.splitlines()
+    phases, count = after["inference_stats"], after["inference_count"]
+    assert f'edge_network_requests_total{{model="relu",outcome="fail"}} {float(phases["fail"]["count"])}' in lines
+    assert f'edge_network_rows_total{{model="relu"}} {float(count)}' in lines
+    assert 'edge_network_requests_running{model="relu"} 0.0' in lines
+    assert 'edge_network_ready{model="relu"} 1.0' in lines
     names = [row["name"] for row in get("/v2/models/stats").json()["model_stats"]]
     assert names == ["echo", "labels", "counting", "relu", "broken"]
 

@@ -44,10 +44,15 @@ def _share(status: Status, key: str) -> float | None:
     return (status.get("memory") or {}).get(key)
 
 
-def metrics(statuses: Sequence[Status]) -> bytes:
-    """Return the metrics of all models in Prometheus' text format."""
+def metrics(statuses: Sequence[Status], networks: Sequence[Status] = ()) -> bytes:
+    """Return the metrics of all models in Prometheus' text format.
+
+    networks: statistics of ONNX networks in the form of the Open Inference Protocol, with `running` and `ready`.
+    """
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Collected([status for status in statuses if "counters" in status]))
+    if networks:
+        registry.register(_CollectedNetworks(networks))
     return generate_latest(registry)
 
 
@@ -71,3 +76,27 @@ class _Collected(Collector):
                 if (figure := value(status)) is not None:
                     gauge.add_metric([status["model"]["name"]], figure)
             yield gauge
+
+
+class _CollectedNetworks(Collector):
+    def __init__(self, networks: Sequence[Status]) -> None:
+        self._networks = networks
+
+    def collect(self) -> Iterable[Metric]:
+        requests = CounterMetricFamily("edge_network_requests", "Requests.", labels=["model", "outcome"])
+        seconds = CounterMetricFamily("edge_network_seconds", "Time of requests by phase.", labels=["model", "phase"])
+        rows = CounterMetricFamily("edge_network_rows", "Rows of requests with outputs.", labels=["model"])
+        runs = CounterMetricFamily("edge_network_runs", "Runs, which may have several requests.", labels=["model"])
+        running = GaugeMetricFamily("edge_network_requests_running", "Requests without an answer.", labels=["model"])
+        ready = GaugeMetricFamily("edge_network_ready", "1 if the network is loaded.", labels=["model"])
+        for network in self._networks:
+            name, phases = network["name"], network["inference_stats"]
+            for outcome in ("success", "fail"):
+                requests.add_metric([name, outcome], phases[outcome]["count"])
+            for phase in ("queue", "compute_input", "compute_infer", "compute_output"):
+                seconds.add_metric([name, phase], phases[phase]["ns"] / 1e9)
+            rows.add_metric([name], network["inference_count"])
+            runs.add_metric([name], network["execution_count"])
+            running.add_metric([name], network["running"])
+            ready.add_metric([name], network["ready"])
+        return (requests, seconds, rows, runs, running, ready)

@@ -176,3 +176,14 @@ class Networks:
         """Return the statistics of a network, or of all networks without a name. Raises UnknownModel."""
         networks: Sequence[Network] = [self.network(name, its_version)] if name else list(self._networks.values())
         return {"model_stats": [network.statistics.to_json(network.name, VERSION) for network in networks]}
+
+    def figures(self) -> list[dict[str, Any]]:
+        """Return the statistics of all networks, with the number of requests that run, and whether each is loaded."""
+        return [
+            {
+                **network.statistics.to_json(network.name, VERSION),
+                "running": network.n_running,
+                "ready": network.process.is_ready,
+            }
+            for network in self._networks.values()
+        ]
