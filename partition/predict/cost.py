@@ -189,6 +189,10 @@ class GroupCost:
             for speed, part, kv_part in zip(speeds, self._layer_bytes, self._kv, strict=True)
         ]
 
+        # Placements by rank, sizes of the layers, and whether the head is among them: most layers are equal.
+        self._placed: dict[tuple[int, tuple[int, ...], bool], OnGpu] = {}
+        self._kinds = [_kinds(parts) for parts in self._parts]
+
     def on_gpu(self, start: int, stop: int) -> tuple[OnGpu, ...]:
         """Return the part of the stage [start, stop) on the GPU of each rank; () if no rank has a GPU."""
         if not any(self._parts):
@@ -207,13 +211,15 @@ class GroupCost:
         )
 
     def _on_gpu(self, rank: int, start: int, stop: int) -> OnGpu:
-        gpu, layers, head = self.speeds[rank].gpu, self._parts[rank][start:stop], 0
-        if gpu is None or not layers:
+        gpu, is_last = self.speeds[rank].gpu, stop == self.work.limits.sizes.layers
+        if gpu is None or start >= stop:
             return OnGpu()
-        if stop == self.work.limits.sizes.layers:
-            head = round(self.work.shape.head_bytes * self._vocab[rank])
-        room = gpu.memory_bytes - gpu.runtime_bytes
-        return on_gpu(layers, self.work.expert_share, room, head, self.shards[rank].gpu_layers)
+        key = rank, tuple(self._kinds[rank][start:stop]), is_last
+        if key not in self._placed:
+            head = round(self.work.shape.head_bytes * self._vocab[rank]) if is_last else 0
+            layers, room = self._parts[rank][start:stop], gpu.memory_bytes - gpu.runtime_bytes
+            self._placed[key] = on_gpu(layers, self.work.expert_share, room, head, self.shards[rank].gpu_layers)
+        return self._placed[key]
 
     def _times(self, on_gpu: Sequence[OnGpu]) -> list[DeviceSpeed | TieredSpeed]:
         """Return the times of each rank. on_gpu: part of the stage on each rank's GPU; (): nothing."""
@@ -454,6 +460,12 @@ def per_token_s(pass_s: Numbers, busy_s: Numbers, rows: float, concurrency: int)
     microbatch, whichever is longer.
     """
     return np.maximum(pass_s / concurrency, busy_s / rows)
+
+
+def _kinds(layers: Sequence[LayerBytes]) -> list[int]:
+    """Return a number for each layer that equal layers share."""
+    numbers: dict[LayerBytes, int] = {}
+    return [numbers.setdefault(layer, len(numbers)) for layer in layers]
 
 
 def _largest(values: Sequence[Numbers]) -> Numbers:

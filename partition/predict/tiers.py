@@ -6,8 +6,7 @@ A device whose GPU does not hold its whole stage computes some layers there and 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
-from functools import lru_cache
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,6 @@ from partition.predict.residency import GpuPlacement, LayerBytes, place_on_gpu
 from partition.predict.speeds import Curve, DeviceSpeed
 
 Numbers = Any  # a float or an array of floats
-_REMEMBERED = 1 << 16  # placements in memory; a search needs the same ones again for each objective
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +68,8 @@ def _mixed(on_processor: float, on_gpu: float, share: Numbers) -> Numbers:
     return (1.0 - share) * on_processor + share * on_gpu
 
 
-@lru_cache(_REMEMBERED)
 def on_gpu(
-    layers: tuple[LayerBytes, ...], expert_share: float, room: int, head_bytes: int, fixed_layers: int | None = None
+    layers: Sequence[LayerBytes], expert_share: float, room: int, head_bytes: int, fixed_layers: int | None = None
 ) -> OnGpu:
     """Return the part of a stage that a GPU holds.
 
@@ -103,5 +100,5 @@ def on_gpu(
 
 def stacked(parts: Sequence[Sequence[OnGpu]]) -> OnGpu:
     """Return the parts of all stages [i, j) as one part with arrays [n, n]."""
-    values = np.array([[astuple(part) for part in row] for row in parts], float)
+    values = np.array([[(p.layers, p.attention, p.weights, p.kv, p.head) for p in row] for row in parts], float)
     return OnGpu(*np.moveaxis(values, -1, 0))
