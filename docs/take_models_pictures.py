@@ -18,7 +18,7 @@ from tests.support.browser import browser
 from tests.support.workers import worker
 
 HERE = Path(__file__).parent
-SHARES = ("--workers", "{}", "--parallel", "pipeline", "--shares", "2,3,3")  # so that the first plan has all devices
+SHARES = ("--workers", "{}", "--parallel", "pipeline", "--shares", "2,3,3")  # the first plan has all devices
 
 
 def main() -> None:

@@ -2,7 +2,7 @@
 
 import {ApiError, get, lines, post} from "./api.js";
 import {scale} from "./axes.js";
-import {$, announce, button, bytes, digits, draw, make, seconds} from "./dom.js";
+import {$, announce, button, bytes, digits, draw, make, plain, seconds} from "./dom.js";
 import {OWN, devicesOf, partsOf, planPicture} from "./plan_picture.js";
 
 const PATIENCE_MS = 600000;  // timeout of a switch; devices may have to load their parts first
@@ -76,9 +76,21 @@ export async function load() {
   const before = picked;
   picked = points.find(point => before && isSame(point.plan, before.plan)) || points.find(point => point.knee) || points[0];
   if (!before || !isSame(picked.plan, before.plan)) foresee();
+  notes();
   picks();
   plot();
   describe();
+}
+
+// Show what the server noted, and why a plan with other devices is missing.
+function notes() {
+  const list = (Array.isArray(front.notes) ? front.notes : []).map(String);
+  const others = (Array.isArray(front.devices) ? front.devices : []).map(item => String(item?.name)).slice(1);
+  if (others.length && points.every(point => point === single)) {
+    const names = new Intl.ListFormat("en").format(others.map(plain));
+    list.unshift(`This device alone is best now: no plan that also uses ${names} would be faster.`);
+  }
+  $("front-notes").replaceChildren(...list.slice(0, 10).map(text => make("li", {}, text)));
 }
 
 // Return a plan with its figures: for output of `edge pareto --json`, the measured ones, or else the predicted ones.

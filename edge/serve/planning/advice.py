@@ -10,7 +10,7 @@ from typing import Any
 from edge.errors import EdgeError
 from edge.serve.planning.process import planned
 
-ANSWER_S = 4.5  # time after which a request is answered although the advice is not complete
+ANSWER_S = 4.0  # time after which a request is answered although the advice is not complete
 FRESH_S = 60.0  # maximum age; older advice is replaced in the background
 LIMIT_S = 300.0  # maximum time of the process
 
