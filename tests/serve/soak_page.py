@@ -38,7 +38,7 @@ STREAMS = 8
 TOKEN_S = 0.1
 TOKENS = 600
 VIEW_S = 5.0
-WARM_UP = 0.25  # part of the time whose memory is not counted
+WARM_UP = 0.25  # part of the time that is not counted; the server computes its advice once
 BASELINE = 0.25  # time of each baseline in times of the page's
 
 
@@ -68,11 +68,11 @@ def main() -> None:
         with streams(address, STREAMS):
             stage = Stage(page, address, Path(folder))
             stage.open(1280)
-            used_s, samples = cpu_s(pid), list(watched(stage, time_s))
-            during = (cpu_s(pid) - used_s) / (samples[-1]["s"] - samples[0]["s"])
+            samples = [{**sample, "cpu_s": cpu_s(pid)} for sample in watched(stage, time_s)]
         page.open("about:blank")
         after = baseline(address, pid, BASELINE * time_s)
     counted = [sample for sample in samples if sample["s"] - samples[0]["s"] >= WARM_UP * time_s]
+    during = slope(counted, "cpu_s")
     result = {
         "minutes": time_s / 60,
         "server_percent_of_a_core": {"page": 100 * during, "before": 100 * before, "after": 100 * after},

@@ -288,6 +288,24 @@ def test_the_key_is_asked_for_once_and_kept_for_the_tab_alone(chromium: Page) ->
         chromium.open("about:blank")
 
 
+def test_a_change_that_needs_an_administrator_asks_for_another_key(chromium: Page) -> None:
+    models = ScriptedModels()
+    options = ServeOptions(api_keys=(KEY,), admin_keys=("administrator",))
+    with serving(create_app(models, options)) as address:
+        chromium.open(f"{address}/health")
+        chromium.value(f"sessionStorage.setItem('edge.key', {json.dumps(KEY)})")
+        chromium.open(f"{address}/")
+        chromium.wait_for("document.querySelector('#welcome h2')?.textContent === 'scripted'")
+        chromium.value("void import('/api.js').then(({post}) => post('v1/plan', {plan: {}})).then(() => { done = 1 })")
+        chromium.wait_for("document.getElementById('key-why').textContent.includes('administrator')")
+        chromium.wait_for("document.getElementById('key-dialog').open")
+        chromium.type("administrator")
+        chromium.press("Enter", "\r")
+        chromium.wait_for("window.done === 1")
+        assert models.plans == [{}]
+        chromium.open("about:blank")
+
+
 def test_former_address_of_the_cluster_shows_the_devices(page: Page) -> None:
     page.value("location.hash = '#cluster'")
     page.wait_for("document.querySelector('.model h2')?.textContent === 'scripted'")
