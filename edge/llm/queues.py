@@ -94,15 +94,16 @@ class Queues:
 
         n_rows: number of rows of a step.
         """
+        prompts = [state for state in self.ready if 1 < state.pending <= n_rows and not state.answer]
+        if not prompts:  # in most steps
+            self._were_alone = False
+            return []
         running = Counter(state.request.client for state in self.running if state.request.client)
         several = [state.request.order[0] for state in self.ready if running[state.request.client] > 1]
         prompts = [
             state
-            for state in self.ready
-            if running[state.request.client] == 1
-            and not state.answer
-            and 1 < state.pending <= n_rows
-            and all(state.request.order[0] <= priority for priority in several)
+            for state in prompts
+            if running[state.request.client] == 1 and all(state.request.order[0] <= priority for priority in several)
         ]
         self._were_alone = bool(several and prompts) and not self._were_alone
         return [state for state in prompts if state.adapters == prompts[0].adapters] if self._were_alone else []
