@@ -18,12 +18,14 @@ from edge.llm.options import DEFAULTS, EngineOptions
 if TYPE_CHECKING:
     from edge.api.cluster import Parallel
     from edge.deployment.deployed import DeployedModel
+    from edge.deployment.kinds import OtherCopies
     from edge.llm.engine import Accounted
     from edge.llm.interface import TextEngine
     from edge.media.encoder import MediaEncoder
     from edge.speculate.factory import Draft
     from edge.tasks import Steps
     from partition.model.file import ModelFile
+    from partition.plan.plan import Plan
 
 MediaUrls = Literal["", "public", "all"]
 """Origins of picture and sound URLs in requests that the server may fetch.
@@ -118,11 +120,12 @@ class EngineConfig:
         resumes: bool = False,
         survey_seconds: float | None = 0.0,
         left_out: Collection[str] = (),
+        other_copies: OtherCopies[Plan] | None = None,
     ) -> Iterator[LoadedModel]:
         """Load the model until the end of the block.
 
         accounted: see `Engine`; used on this device alone.
-        resumes, survey_seconds, left_out: see `deployed`.
+        resumes, survey_seconds, left_out, other_copies: see `deployed`.
         Raises the errors of `drafts`, `Engine`, `plan` and `deploy`.
         """
         from edge.llm.engine import load
@@ -131,7 +134,12 @@ class EngineConfig:
         options = self.engine_options(draft)
         if self.workers or self.plan is not None:
             with self.deployed(
-                options, steps, resumes=resumes, survey_seconds=survey_seconds, left_out=left_out
+                options,
+                steps,
+                resumes=resumes,
+                survey_seconds=survey_seconds,
+                left_out=left_out,
+                other_copies=other_copies,
             ) as model:
                 yield LoadedModel(model.engine, model, draft)
         else:
@@ -147,12 +155,14 @@ class EngineConfig:
         resumes: bool = False,
         survey_seconds: float | None = 0.0,
         left_out: Collection[str] = (),
+        other_copies: OtherCopies[Plan] | None = None,
     ) -> Iterator[DeployedModel]:
         """Deploy the model on its devices with these options until the end of the block.
 
         resumes: the model ran before, so devices that are unreachable now count as lost.
         left_out: addresses of workers that a person leaves out.
         survey_seconds: time for measuring the devices before the start; 0: plan with estimates; None: the default.
+        other_copies: runs the replicas of later plans; None: later plans have one copy.
         Raises the errors of `plan` and `deploy`.
         """
         from edge.cluster.fleet import device
@@ -201,16 +211,18 @@ class EngineConfig:
             exchange = Exchange(self.transport, self.allreduce, self.wire)
             assert isinstance(choice.plan, Plan)
             is_replica = self.is_replica or bool(choice.plan.replicas)
+            plans_copies = not self.is_replica and choice.planner is not None and other_copies is not None
 
             def joining() -> list[str]:
                 return [*others, *(announced() if self.joining else ())]
 
             resilience = Resilience(
-                joining if (self.joining or others) and not is_replica else None,
+                joining if (self.joining or others) and (plans_copies or not is_replica) else None,
                 self.reproducible,
                 resumes,
                 is_replica and choice.plan.thin_owner,
                 unused,
+                other_copies if plans_copies else None,
             )
             with deploy(choice, cluster, options, exchange, resilience, steps=steps) as model:
                 yield model

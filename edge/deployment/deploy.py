@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
@@ -14,7 +14,7 @@ from edge.cluster.model_slices import ModelSlices, send_ahead
 from edge.cluster.preflight import check_room, held_here
 from edge.cluster.rank_group import RankGroup
 from edge.deployment.deployed import DeployedModel
-from edge.deployment.kinds import Building, RunningPlan
+from edge.deployment.kinds import Building, OtherCopies, RunningPlan
 from edge.deployment.replanning import Replanner
 from edge.deployment.reproducible import SameCuts, reproducible_plan
 from edge.deployment.supervisor import Supervisor
@@ -54,6 +54,7 @@ class Resilience:
     # Raise ReplicaLost after a loss, because this device has a part in another replica and cannot take over.
     is_replica: bool = False
     left_out: frozenset[str] = frozenset()  # addresses of workers that a person leaves out, in the form of `device`
+    other_copies: OtherCopies[Plan] | None = None  # runs the replicas of plans; None: plans have one copy
 
 
 DEFAULT_RESILIENCE = Resilience()
@@ -83,6 +84,7 @@ def deploy(
     first, *replicas = choice.plan.copies
     if replicas:
         steps.say(f"the plan has {1 + len(replicas)} copies of the model; this process runs the first copy")
+    if replicas and resilience.other_copies is None:
         choice = replace(choice, planner=None)  # other plans would use the devices of the replicas
     plan = by_device(reproducible_plan(first) if resilience.reproducible else first)
     file = choice.open()
@@ -110,7 +112,10 @@ def deploy(
         if resilience.reproducible:
             replanner = SameCuts(choice, file, digest, exchange.wire)
         replanner.left_out = resilience.left_out
-        supervisor = Supervisor(replanner, building, steps, insecure=cluster.insecure)
+        replanner.replicates = resilience.other_copies is not None
+        supervisor = Supervisor(
+            replanner, building, steps, insecure=cluster.insecure, other_copies=resilience.other_copies
+        )
         stack.callback(supervisor.close)
         why = choice.why
         state = "left out by a person" if away <= resilience.left_out else "cannot be reached"
@@ -119,9 +124,7 @@ def deploy(
         if away:
             steps.say(f"{listed(sorted(away))} {state}: going on without")
             plan, why = replanner.over(fleet, cluster.notes, steps)
-        engine = building.kept_running(
-            supervisor, fleet, plan, why, exact=replanner.exact, recovers=not resilience.is_replica
-        )
+        engine = building.kept_running(supervisor, fleet, plan, why, replicas, resilience, exact=replanner.exact)
         joining = None
         if (seek := resilience.seek) is not None:
 
@@ -135,12 +138,14 @@ def deploy(
                 file, digest, exchange.transport, insecure=cluster.insecure, memory=choice.options.memory
             )
         watch = None
-        if not resilience.is_replica:
+        if not resilience.is_replica or replanner.replicates:
             watch = MembershipWatch(supervisor, replanner, engine.replacements, joining, estimated, steps)
             stack.callback(watch.close)
         close = stack.pop_all().close
         model = DeployedModel(engine, supervisor.running, exchange, close, watch, tuple(replicas))
         supervisor.on_change.append(model.change)
+        if (other_copies := resilience.other_copies) is not None:
+            supervisor.on_change.append(lambda running: other_copies.run(running.plan, running.others))
         return model
 
 
@@ -224,14 +229,15 @@ class LlmBuilding(Building[Plan, TextEngine]):
         fleet: Fleet | None,
         plan: Plan,
         why: str,
+        others: Sequence[Plan],
+        resilience: Resilience,
         *,
         exact: bool,
-        recovers: bool,
     ) -> ReplaceableEngine:
         """Start the plan and return an engine that the supervisor can replace.
 
+        others: further copies of the model, which other processes run.
         exact: after a loss, tokens are recomputed in the same steps as before.
-        recovers: False: a loss raises ReplicaLost.
         """
 
         def prefill_lost(plan: Plan, reason: str, lost: list[str]) -> None:
@@ -242,13 +248,15 @@ class LlmBuilding(Building[Plan, TextEngine]):
             there = running.workers - set(lost)  # the watch offers the plan again when the lost devices are back
             supervisor.change(replace(running, plan=plan.placements[0], workers=there))
 
-        first = supervisor.start(fleet, plan, why)
+        first = supervisor.start(fleet, plan, why, others)
         self._prefill_lost = prefill_lost  # set only now, after the first plan has started
         self._options = replace(self._options, context=first.context, batch=first.batch)
 
         def recovered(error: Exception) -> TextEngine:
-            if not recovers:
-                ranks = supervisor.running.ranks
+            running = supervisor.running
+            here = running.others and running.plan.thin_owner if resilience.other_copies else resilience.is_replica
+            if here:  # this device computes in another copy, and may lack the memory for this one
+                ranks = running.ranks
                 raise ReplicaLost(loss_reason(ranks.lost if ranks else [], error)) from error
             return supervisor.replace(error, replacements.losses_in_a_row, lambda: None)
 

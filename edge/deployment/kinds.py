@@ -6,6 +6,7 @@ The `Supervisor` does everything else for all kinds of model: it connects, compa
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -30,6 +31,7 @@ class RunningPlan(Generic[P, E]):
     names: tuple[str, ...]  # device names by rank, for people
     workers: frozenset[str] = field(default_factory=frozenset)  # addresses of the workers that answered at the start
     ranks: RankGroup | None = None  # ranks on other devices; None if there are none
+    others: tuple[P, ...] = ()  # further copies of the model, which other processes run
 
     @property
     def leaving(self) -> list[str]:
@@ -52,10 +54,11 @@ class Deciding(ABC, Generic[P]):
         """Addresses of the workers that may take part."""
 
     @abstractmethod
-    def over(self, fleet: Fleet | None, notes: list[str], steps: Steps) -> tuple[P, str]:
+    def over(self, fleet: Fleet | None, notes: list[str], steps: Steps, *, several: bool = False) -> tuple[P, str]:
         """Return the plan for this device and the workers of a fleet, with the reason for it.
 
         notes: collects lines about workers that do not answer.
+        several: True if the plan may have several copies of the model.
 
         Raises PlanError if no plan fits.
         """
@@ -63,6 +66,29 @@ class Deciding(ABC, Generic[P]):
     @abstractmethod
     def pays(self, plan: P, current: P) -> bool:
         """Return True if a plan is clearly better than the current one."""
+
+    def copies(self, plan: P) -> tuple[P, ...]:
+        """Return the plan of each copy of the model; this process runs the first one."""
+        return (plan,)
+
+    def is_same(self, plan: P, other: P) -> bool:
+        """Return True if both plans divide the model alike among the same devices."""
+        return plan == other
+
+
+class OtherCopies(ABC, Generic[P]):
+    """Processes that run further copies of the model."""
+
+    @abstractmethod
+    def run(self, plan: P, others: Sequence[P]) -> None:
+        """Let other processes run exactly the copies `others`. Return immediately. plan: runs in this process."""
+
+    @abstractmethod
+    def end_all_but(self, others: Sequence[P]) -> None:
+        """End all copies except these, because another plan needs their devices. Wait until they have ended.
+
+        Raises EngineError if they do not end.
+        """
 
 
 class Building(ABC, Generic[P, E]):

@@ -93,7 +93,9 @@ class NetworkReplanner(Deciding[OnnxPlan]):
             worker.address for worker in self._cluster.workers if worker.address and worker.address not in self.shunned
         ]
 
-    def over(self, fleet: Fleet | None, notes: list[str], steps: Steps) -> tuple[OnnxPlan, str]:
+    def over(
+        self, fleet: Fleet | None, notes: list[str], steps: Steps, *, several: bool = False
+    ) -> tuple[OnnxPlan, str]:
         if fleet is None:
             return self._model.plan((LOCAL,), []), "no other device answers"
         choice = self._choice

@@ -6,6 +6,7 @@ Nothing is measured here, because a request may be waiting.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from edge.cluster.fleet import Fleet, by_device, device
 from edge.deployment.kinds import Deciding
@@ -23,6 +24,7 @@ from partition.predict.speeds import DeviceSpeed
 from partition.search.explain import is_busy, reason
 from partition.search.phases import paired, prefill_reason
 from partition.search.planner import Placed, Planner, with_microbatches
+from partition.search.replicas import replicated
 
 
 class Replanner(Deciding[Plan]):
@@ -40,6 +42,7 @@ class Replanner(Deciding[Plan]):
         self._parallel = choice.parallel
         self.planner = None if choice.planner is None else _without_presets(choice.planner)
         self.shunned: set[str] = set()  # addresses of workers that failed at their part
+        self.replicates = False  # True if plans may have several copies of the model
 
     @property
     def addresses(self) -> list[str]:
@@ -58,13 +61,21 @@ class Replanner(Deciding[Plan]):
         if self.planner is not None:
             self.planner = self.planner.like(survey.speeds, survey.links)
 
-    def over(self, fleet: Fleet | None, notes: list[str], steps: Steps) -> tuple[Plan, str]:
+    def over(self, fleet: Fleet | None, notes: list[str], steps: Steps, *, several: bool = False) -> tuple[Plan, str]:
         """Return the plan for the workers of a fleet, as `plan` does."""
-        return self.plan(list(fleet.workers) if fleet else [])
+        return self.plan(list(fleet.workers) if fleet else [], several=several)
 
-    def plan(self, workers: Sequence[str]) -> tuple[Plan, str]:
-        """Return the plan for this device and the given workers, with the reason for it. Raises PlanError if no
-        plan fits.
+    def copies(self, plan: Plan) -> tuple[Plan, ...]:
+        return plan.copies
+
+    def is_same(self, plan: Plan, other: Plan) -> bool:
+        return _cuts(plan) == _cuts(other)
+
+    def plan(self, workers: Sequence[str], *, several: bool = False) -> tuple[Plan, str]:
+        """Return the plan for this device and the given workers, with the reason for it.
+
+        several: as in `over`.
+        Raises PlanError if no plan fits.
         """
         if not workers:
             why = "no other device takes part" if self.left_out else "no other device answers"
@@ -94,6 +105,10 @@ class Replanner(Deciding[Plan]):
                     raise
             else:
                 break
+        if several and self.replicates and placed.plan.prefill is None:
+            copies = replicated(planner, placed, self._objective, limits)
+            if copies is not None:
+                return by_device(copies.plan), reason(planner, copies, self._objective, limits)
         return by_device(with_microbatches(placed.plan, placed.microbatches, planner.work.concurrency)), why
 
     def _placed(self, planner: Planner, limits: Mapping[str, float]) -> tuple[Placed, str]:
@@ -150,6 +165,14 @@ class Replanner(Deciding[Plan]):
         except PlanError:
             return float("inf")
         return OBJECTIVES[name].cost_of(predicted)
+
+
+def _cuts(plan: Plan) -> Plan:
+    """Return a plan without what a user or a worker chooses for its own part."""
+    shards = by_device(plan).with_shards(
+        lambda shard: replace(shard, threads=None, affinity=(), gpu_layers=None, memory=None)
+    )
+    return replace(shards, model="", model_digest="")
 
 
 def _by_address(planner: Planner) -> dict[str, DeviceSpeed]:

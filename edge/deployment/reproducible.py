@@ -45,7 +45,7 @@ class SameCuts(Replanner):
         one_rank_a_stage = all(len(stage.shards) == 1 for stage in self._first.stages)
         self.needs_worker = wire != "f32" or not one_rank_a_stage  # otherwise this device alone computes the same bits
 
-    def plan(self, workers: Sequence[str]) -> tuple[Plan, str]:
+    def plan(self, workers: Sequence[str], *, several: bool = False) -> tuple[Plan, str]:
         """Return the first plan, with the ranks of missing devices moved to the given workers."""
         if not workers:
             return super().plan(workers)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 
 from edge.cluster.fleet import device
 from edge.deployment.kinds import RunningPlan
@@ -168,7 +169,7 @@ class MembershipWatch:
         if not self._estimated.are_left(survey):
             return
         self._use(self._estimated.measured(survey, self._check_quiet))
-        running = self._supervisor.running.plan
+        running = self._running_plan()
         # The running plan was chosen by estimates. So it has no advantage over other plans.
         self._offer(
             "devices are measured now", lambda plan: self._replanner.pays(plan, running, PLAN), self._check_quiet
@@ -227,8 +228,13 @@ class MembershipWatch:
         if notes and not is_offered:
             self._steps.say(f"{reason}; the plan stays as it is")
 
+    def _running_plan(self) -> Plan:
+        """Return the running plan with all copies of the model."""
+        running = self._supervisor.running
+        return replace(running.plan, replicas=running.others)
+
     def _pays(self, plan: Plan) -> bool:
-        return self._replanner.pays(plan, self._supervisor.running.plan)
+        return self._replanner.pays(plan, self._running_plan())
 
     def _pays_by_now(self, plan: Plan) -> bool:
         """Return True if a plan is clearly better than the current one. A plan that a person gave always stays."""

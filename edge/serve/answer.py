@@ -65,6 +65,9 @@ class AnswersOwner:
     def loaded(self, replicas: Sequence[Mapping[str, Any]]) -> None:
         """Note that a process has loaded the model. replicas: plans of further copies that its plan has."""
 
+    def replanned(self, replicas: Sequence[Mapping[str, Any]]) -> None:
+        """Note that a process plans for other replicas. replicas: plans of all further copies of the model."""
+
     def failed(self) -> None:
         """Note that a process has failed for good."""
 

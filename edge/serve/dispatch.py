@@ -7,7 +7,7 @@ that waits at another one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -57,7 +57,9 @@ class _Prompt:
 class Dispatcher(AnswersOwner):
     """Dispatcher of one model. Use it in one event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, replanned: Callable[[], None] = lambda: None) -> None:
+        """replanned: called when `copies` has changed while the model runs."""
+        self._replanned = replanned
         self.replicas: list[Replica] = []
         self.copies: Sequence[Mapping[str, Any]] = ()  # plans of the replicas besides the first one
         self.changes = asyncio.Event()  # set when a process has loaded the model, or has failed for good
@@ -118,6 +120,10 @@ class Dispatcher(AnswersOwner):
         self.copies = replicas or self.copies
         self.changes.set()
         self._balance()
+
+    def replanned(self, replicas: Sequence[Mapping[str, Any]]) -> None:
+        self.copies = replicas
+        self._replanned()
 
     def failed(self) -> None:
         self.changes.set()

@@ -169,6 +169,8 @@ class EngineChild:
             if replicas := message["ready"]["replicas"]:
                 self._plan = {**self._plan, "replicas": replicas}
             self.loaded.set_result(None)
+        elif "replicas" in message:
+            self._plan = {**message.get("plan", self._plan), "replicas": message["replicas"]}
         elif (future := self._pending.get(message.get("id", 0))) is not None and not future.done():
             resolve(future, message)
 

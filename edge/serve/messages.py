@@ -3,11 +3,12 @@
 A line from the server is one message. A line from the process is a list of messages, all those of one step.
 
 From the server: first {"config", "shares_memory": whether the process claims memory before loading, "resumes": see
-`EngineConfig.deployed`}, then {"id", "do": name, "with": arguments}, {"id", "do": "cancel"}, or {"do": "memory",
-"with": arguments of MemoryShare.follow}.
+`EngineConfig.deployed`}, then {"id", "do": name, "with": arguments}, {"id", "do": "cancel"}, {"do": "replicas ended"}
+after replicas of a plan, or {"do": "memory", "with": arguments of MemoryShare.follow}.
 From the process: {"say": line for users}, {"claim": [least, most] bytes}, {"memory": fields of MemoryUse}, {"ready":
-status}, {"fatal": error}. The answer to a request is {"id", "result"} or {"id", "error"}. For a generation follow
-{"id", "begun"} once it is computed, and {"id", "piece"} until one has a finish reason, or {"id", "error"}.
+status}, {"fatal": error}, {"plan": plan of this process, "replicas": plans of the others} if it has planned again. The
+answer to a request is {"id", "result"} or {"id", "error"}. For a generation follow {"id", "begun"} once it is computed,
+and {"id", "piece"} until one has a finish reason, or {"id", "error"}.
 """
 
 from __future__ import annotations

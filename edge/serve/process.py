@@ -201,6 +201,8 @@ class EngineProcess:
             self.about, self.failed = message["ready"]["model"], None
             self._ready.set()
             self.answers.owner.loaded(message["ready"]["replicas"])
+        elif "replicas" in message:
+            self.answers.owner.replanned(message["replicas"])
         elif self.answers.receive(message):  # the message has a token
             self._ended_in_a_row = 0
 
@@ -250,6 +252,7 @@ class EngineProcess:
             return  # `_load` raises the reason
         if isinstance(reason, ReplicaLost):  # no request has caused it, and the devices are needed to load it again
             self.answers.suspects.forget_handled()
+            self.config = child.to_resume()
             self._give_up(reason)
             return
         self._ready.clear()

@@ -20,6 +20,7 @@ from edge.serve.process import EngineProcess
 from edge.serve.prompt_blocks import PromptBlocks
 
 STATUS_S = 0.3  # time for the processes to answer a request for their status
+_REPLANNED = "the model runs with another plan"
 RETRY_S = 10.0  # interval between attempts to start a lost replica again
 
 NewProcess = Callable[[EngineConfig, AnswersOwner], EngineProcess]
@@ -35,7 +36,9 @@ class Replicas:
         self._new_process, self._events = new_process, events
         self._status: asyncio.Task[dict[str, Any]] | None = None  # the last request for the status
         self._last_status: dict[str, Any] | None = None
-        self._dispatcher = Dispatcher()
+        self._dispatcher = Dispatcher(self._replanned)
+        self._changing = asyncio.Lock()  # held while replicas are started or ended because of another plan
+        self._changes: set[asyncio.Task[None]] = set()
         self.generate = self._dispatcher.generate
         self._dispatcher.replicas.append(self._new(config))
 
@@ -132,20 +135,38 @@ class Replicas:
     async def close(self, why: str = "the server is ending") -> None:
         """End all processes. Their requests end with EngineGone. why: message of that error."""
         self._dispatcher.is_closing = True
+        await asyncio.gather(*self._changes)
         await self._end(self._replicas, why)
         await asyncio.gather(*self._dispatcher.moves)
 
     async def use(self, config: EngineConfig) -> None:
         """Switch the model and its answers to another configuration, see `EngineProcess.use`."""
-        first, *others = self._replicas
-        if changes := config != self.config:
-            self._replicas[:], self._dispatcher.copies = [first], ()
-            await self._end(others, "the model runs with another plan")  # the next plan may need their devices
-        try:
-            await first.process.use(config)
-            self.config = first.config = config
-        finally:
-            if changes and first.process.failed is None:
+        async with self._changing:
+            first, *others = self._replicas
+            if changes := config != self.config:
+                self._replicas[:], self._dispatcher.copies = [first], ()
+                await self._end(others, _REPLANNED)  # the next plan may need their devices
+            try:
+                await first.process.use(config)
+                self.config = first.config = config
+            finally:
+                if changes and first.process.failed is None:
+                    self._start_others()
+
+    def _replanned(self) -> None:
+        """Run the replicas of the plan that the first process has made while it runs."""
+        task = asyncio.create_task(self._follow_plan())
+        self._changes.add(task)
+        task.add_done_callback(self._changes.discard)
+
+    async def _follow_plan(self) -> None:
+        async with self._changing:
+            copies, first = self._dispatcher.copies, self._replicas[0]
+            ending = [replica for replica in self._replicas[1:] if replica.config.plan not in copies]
+            self._replicas[:] = [replica for replica in self._replicas if replica not in ending]
+            await self._end(ending, _REPLANNED)
+            first.process.tell({"do": "replicas ended"})
+            if not self._dispatcher.is_closing:
                 self._start_others()
 
     def leave_out(self, addresses: Sequence[str]) -> None:
@@ -158,7 +179,8 @@ class Replicas:
         return Replica(config, self._new_process(config, self._dispatcher))
 
     def _start_others(self) -> None:
-        for plan in self._dispatcher.copies:
+        there = [replica.config.plan for replica in self._replicas[1:]]
+        for plan in [copy for copy in self._dispatcher.copies if copy not in there]:
             own = replace(self.config, plan=dict(plan), workers=(), save_plan=None, joining=False, is_replica=True)
             self._replicas.append(self._new(own))
         if len(self._replicas) > 1:
@@ -186,6 +208,7 @@ class Replicas:
                 )
                 says = False
             await asyncio.sleep(RETRY_S)
+            replica.config = replica.process.config  # the plan of a process that lost a device
             replica.process = self._new_process(replica.config, self._dispatcher)
             replica.blocks = PromptBlocks()
 

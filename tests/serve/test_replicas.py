@@ -1,6 +1,7 @@
 """Replicas on real workers: their answers are those of one device, also after the loss of a worker or a process."""
 
 import asyncio
+import json
 import os
 import signal
 from collections.abc import Awaitable, Callable, Iterator
@@ -15,9 +16,11 @@ from edge.api.config import EngineConfig
 from edge.errors import EngineGone
 from edge.llm.options import EngineOptions
 from edge.models.demo import MODEL_PATH
+from edge.serve import engine_child
 from edge.serve import replicas as module
 from edge.serve.answer import ProcessAnswer
 from edge.serve.client import EngineClient
+from edge.serve.process import EngineProcess
 from edge.serve.replicas import Replicas
 from edge.serve.router import Router
 from edge.serve.served import Generation
@@ -25,6 +28,8 @@ from partition.model.file import ModelFile
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL, Plan
 from partition.slices.gguf_slice import limits
+from tests.support import joining_child
+from tests.support.deployments import own_folders
 from tests.support.workers import Worker, worker
 
 T = TypeVar("T")
@@ -209,3 +214,48 @@ def test_a_plan_without_replicas_ends_the_others_and_their_answers_go_on(pi: Wor
         assert await answers(model) == alone
 
     with_model(config, work)
+
+
+def test_a_joining_worker_becomes_a_replica_and_comes_back_after_a_loss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "RETRY_S", 0.2)
+    own_folders(monkeypatch, tmp_path / "own")
+    spawn, announced = engine_child.spawn, tmp_path / "announced"
+    monkeypatch.setattr(engine_child, "spawn", lambda _: spawn(joining_child.MODULE))
+    announced.write_text("")
+    monkeypatch.setenv(joining_child.WORKERS, str(announced))
+    monkeypatch.setenv(joining_child.SECONDS, json.dumps({"slow": 1.0}))
+
+    async def work(model: EngineClient, life: ExitStack) -> None:
+        replicas = model.replicas
+
+        async def processes(n: int) -> list[EngineProcess]:
+            """Wait for n replicas, and return their processes, which all answer."""
+            while len(replicas.processes) != n or not all(replica.is_loaded for replica in replicas._replicas):
+                await asyncio.sleep(0.01)
+            begun = await asyncio.gather(*(model.generate(question(prompt)) for prompt in PROMPTS))
+            assert all(process.answers for process in replicas.processes)
+            assert [len(own) for own in await asyncio.gather(*map(tokens, begun))] == [N_TOKENS] * len(PROMPTS)
+            return replicas.processes
+
+        alone = await processes(1)
+        pi = life.enter_context(worker(tmp_path / "pi", "--threads", "1", "--name", "pi"))
+        announced.write_text(pi.address)
+        two = await processes(2)
+        pi.kill()
+        while replicas._replicas[1].is_loaded:  # a request finds the loss, and goes on elsewhere
+            assert [len(own) for own in await answers(model)] == [N_TOKENS] * len(PROMPTS)
+        life.enter_context(worker(tmp_path / "pi", "--threads", "1", "--name", "pi", listen=pi.address))
+        assert (await processes(2))[0] is two[0] is alone[0]  # it was not loaded again
+
+    with ExitStack() as life, worker(tmp_path / "slow", "--threads", "1", "--name", "slow") as slow:
+        config = EngineConfig(
+            str(MODEL_PATH),
+            replace(OPTIONS, sequences=3),
+            prefix_cache=0,
+            workers=(slow.address,),
+            joining=True,
+            objective="throughput",
+        )
+        with_model(config, lambda model: work(model, life))

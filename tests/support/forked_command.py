@@ -134,6 +134,6 @@ def be_module(command: list[str]) -> NoReturn:
     Path("/proc/self/comm").write_text(command[0][-MOST_OF_A_NAME:])
     sys.stdin, sys.stdout = os.fdopen(0, closefd=False), os.fdopen(1, "w", closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
-    del sys.modules[command[0]]
+    sys.modules.pop(command[0], None)
     sys.argv = command
     _end_with(partial(runpy.run_module, command[0], run_name="__main__", alter_sys=True))

@@ -19,7 +19,8 @@ from devices.files import remove_temporary
 from devices.processes.limits import give_back_memory
 from edge.api.config import EngineConfig, media_encoder
 from edge.deployment.deployed import DeployedModel
-from edge.errors import ReplicaLost
+from edge.deployment.kinds import OtherCopies
+from edge.errors import EngineError, ReplicaLost
 from edge.serve.engine.loop import ServingLoop
 from edge.serve.engine.memory import follow_share
 from edge.serve.engine.threads import POOLED, Threads
@@ -27,9 +28,11 @@ from edge.serve.messages import MOST_LINE_BYTES, error_json
 from edge.serve.remote_steps import RemoteSteps
 from edge.speculate.factory import speculation
 from edge.weights.elastic.signals import ignore_memory_signals
+from partition.plan.plan import Plan
 
 # Size of a large request. Memory used to prepare such a request is returned to the system.
 _LARGE_BYTES = 1 << 20
+_END_S = 30.0  # maximum wait for the end of other replicas, whose devices another plan needs
 
 
 class Control:
@@ -57,6 +60,27 @@ class Control:
                 yield _message(line)
 
 
+class ReplicaPlans(OtherCopies[Plan]):
+    """Plans of the other replicas of the model, whose processes the server runs."""
+
+    def __init__(self, send: Callable[..., None]) -> None:
+        """send: sends messages to the server."""
+        self._send, self._ended = send, threading.Event()
+
+    def run(self, plan: Plan, others: Sequence[Plan]) -> None:
+        self._send({"plan": plan.to_json(), "replicas": [copy.to_json() for copy in others]})
+
+    def end_all_but(self, others: Sequence[Plan]) -> None:
+        self._ended.clear()
+        self._send({"replicas": [copy.to_json() for copy in others]})
+        if not self._ended.wait(_END_S):
+            raise EngineError(f"other replicas of the model have not ended in {_END_S:g} s")
+
+    def ended(self) -> None:
+        """Note that the server runs only the replicas of the last message."""
+        self._ended.set()
+
+
 def _message(line: bytes) -> dict[str, Any]:
     return {**json.loads(line), "is_large": len(line) > _LARGE_BYTES}
 
@@ -74,14 +98,16 @@ def main() -> int:
         config = EngineConfig.from_json(first["config"])
         if first["shares_memory"]:
             messages = follow_share(config.options, control.send, messages)
+        others = ReplicaPlans(control.send)
         how = {name: first[name] for name in ("resumes", "left_out")}
-        with config.loaded(steps, **how) as (engine, deployed, draft), ExitStack() as stack:
+        loading = config.loaded(steps, **how, other_copies=others)
+        with loading as (engine, deployed, draft), ExitStack() as stack:
             drafter = speculation(draft, engine, stack.enter_context, steps)
             encoder = stack.enter_context(media_encoder(config, engine, steps))
             loop = ServingLoop(config, engine, deployed, control.send, drafter, encoder)
             replicas = [plan.to_json() for plan in deployed.replicas] if deployed else []
             control.send({"ready": {**loop.status(), "replicas": replicas}})
-            args = (messages, loop, control, deployed)
+            args = (messages, loop, control, deployed, others)
             threading.Thread(target=_read, args=args, name="control", daemon=True).start()
             loop.run()
     except Exception as error:  # the server passes any error on to waiting clients
@@ -91,13 +117,19 @@ def main() -> int:
 
 
 def _read(
-    messages: Iterator[dict[str, Any]], loop: ServingLoop, control: Control, deployed: DeployedModel | None
+    messages: Iterator[dict[str, Any]],
+    loop: ServingLoop,
+    control: Control,
+    deployed: DeployedModel | None,
+    others: ReplicaPlans,
 ) -> None:
     """Handle the server's messages. Messages that take time are handled in other threads."""
     with Threads() as threads:
         for message in messages:
             if message["do"] == "cancel":
                 loop.cancel(message["id"])
+            elif message["do"] == "replicas ended":
+                others.ended()
             elif message["do"] == "heartbeat":  # answered by this thread, so that busy threads do not delay it
                 control.send({"id": message["id"], "result": loop.heartbeat()})
             elif message["do"] == "leave_out":  # does not wait for a status request, which waits for a lost device

@@ -1,7 +1,8 @@
 """Test that a model continues on this device alone after a loss, even if this device cannot reach any other."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ from devices.errors import TrustError
 from devices.trust.credentials import DEVICE_FILE
 from edge.cluster.fleet import Fleet
 from edge.deployment import supervisor as module
-from edge.deployment.kinds import Building, Deciding, RunningPlan
+from edge.deployment.kinds import Building, Deciding, OtherCopies, RunningPlan
 from edge.deployment.supervisor import Supervisor
 from edge.tasks import SILENT, Progress, Steps
 from partition.plan.arrange import make_plan
@@ -30,7 +31,7 @@ class Alone(Deciding[Plan]):
     def addresses(self) -> list[str]:
         return ["127.0.0.1:1"]
 
-    def over(self, fleet: Fleet | None, notes: list[str], steps: Steps) -> tuple[Plan, str]:
+    def over(self, fleet: Fleet | None, notes: list[str], steps: Steps, *, several: bool = False) -> tuple[Plan, str]:
         assert fleet is None
         return PLAN, "; ".join(notes)
 
@@ -119,7 +120,7 @@ def test_only_workers_that_are_new_are_to_blame_for_a_plan_that_does_not_run(mon
     def refuse(*_: object) -> tuple[str, None]:
         raise LinkClosed("new went away")
 
-    monkeypatch.setattr(deciding, "over", lambda *_: (PLAN, ""))
+    monkeypatch.setattr(deciding, "over", lambda *_, **__: (PLAN, ""))
     monkeypatch.setattr(supervised, "deciding", deciding)
     monkeypatch.setattr(supervised, "reach", reach)
     monkeypatch.setattr(Engines, "load", refuse)
@@ -129,3 +130,65 @@ def test_only_workers_that_are_new_are_to_blame_for_a_plan_that_does_not_run(mon
             "new joined", lambda plan: True, lambda done, total: None, lambda switched: switched() and None
         )
     assert deciding.shunned == {"new:1"}
+
+
+LIMITS = planning.work(8).limits
+
+
+def far(*devices: str) -> Plan:
+    """A copy with a thin owner."""
+    return make_plan(LIMITS, "made up", "", (LOCAL, *devices), "pipeline", [0, *[1] * len(devices)])
+
+
+class Recorded(OtherCopies[Plan]):
+    """Records what other processes run, and what this process has loaded by then."""
+
+    def __init__(self, loaded: list[Plan]) -> None:
+        self.calls, self._loaded = list[tuple[str, Sequence[Plan], int]](), loaded
+
+    def run(self, plan: Plan, others: Sequence[Plan]) -> None:
+        self.calls.append(("run", others, len(self._loaded)))
+
+    def end_all_but(self, others: Sequence[Plan]) -> None:
+        self.calls.append(("end all but", others, len(self._loaded)))
+
+
+@pytest.mark.parametrize(
+    ("copies", "loads", "calls"),
+    [
+        ([PLAN, far("a"), far("b")], 0, [("run", (far("a"), far("b")), 0)]),
+        ([far("b"), PLAN, far("a")], 0, [("run", (far("b"), far("a")), 0)]),
+        ([PLAN, far("a", "b")], 0, [("end all but", (), 0), ("run", (), 0), ("run", (far("a", "b"),), 0)]),
+        ([far("a", "b")], 1, [("end all but", (), 0), ("run", (), 0), ("run", (), 1)]),
+        ([far("b"), far("a")], 1, [("run", (far("a"),), 1)]),
+    ],
+)
+def test_copies_end_before_another_plan_takes_their_devices_and_the_others_stay(
+    monkeypatch: pytest.MonkeyPatch, copies: list[Plan], loads: int, calls: list[tuple[str, Sequence[Plan], int]]
+) -> None:
+    loaded = list[Plan]()
+    others, deciding = Recorded(loaded), Alone()
+    supervised = Supervisor(deciding, Engines(), SILENT, insecure=False, other_copies=others)
+    supervised.on_change.append(lambda running: others.run(running.plan, running.others))
+    supervised.running = RunningPlan("an engine", PLAN, "", ("this device",), others=(far("a"),))
+
+    @contextmanager
+    def reach(*_: object) -> Iterator[tuple[Any, list[str]]]:
+        yield SimpleNamespace(workers={name: SimpleNamespace(label=name) for name in "ab"}), []
+
+    def load(building: Engines, fleet: Fleet | None, plan: Plan, life: ExitStack, steps: Steps) -> tuple[str, None]:
+        loaded.append(plan)
+        return "another engine", None
+
+    monkeypatch.setattr(deciding, "over", lambda *_, **__: (replace(copies[0], replicas=tuple(copies[1:])), ""))
+    monkeypatch.setattr(deciding, "copies", lambda plan: plan.copies)
+    monkeypatch.setattr(supervised, "reach", reach)
+    monkeypatch.setattr(Engines, "load", load)
+    assert supervised.offer(
+        "b joined", lambda plan: True, lambda done, total: None, lambda switched: switched() and None
+    )
+    assert len(loaded) == loads
+    assert others.calls == calls
+    assert (supervised.running.plan, *supervised.running.others) == (
+        (PLAN, *[copy for copy in copies if copy != PLAN]) if PLAN in copies else tuple(copies)
+    )
