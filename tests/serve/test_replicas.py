@@ -33,7 +33,7 @@ from tests.support.deployments import own_folders
 from tests.support.workers import Worker, worker
 
 T = TypeVar("T")
-WAIT_S = 150.0
+WAIT_S = 300.0
 N_TOKENS = 40
 PROMPTS = [f"Tell me {n}" for n in range(8)]
 # The steps before an answer was moved do not change its tokens.
