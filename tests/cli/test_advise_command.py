@@ -27,7 +27,7 @@ LAPTOP = ("--presets", "laptop", *FEW)
 ROW_KEYS = {
     "model", "type", "parameters", "bits_per_weight", "size_bytes", "context", "licence", "source", "scores",
     "placement", "figures", "measured", "why", "on_front", "command", "memory_bytes", "tokens_per_s", "ttft_s",
-    "answer_s", "within_s",
+    "answer_s", "within_s", "pull",
 }  # fmt: skip
 MINE = """
 [[model]]
@@ -78,7 +78,9 @@ def named(result: dict[str, Any], model: str, type_name: str = "q8_0") -> dict[s
 
 def test_json_has_what_is_documented(edge: Run) -> None:
     result = advised(edge, *LAPTOP)
-    assert {*result} == {"format", "task", "prompt_tokens", "answer_tokens", "context", "devices", "rows", "notes"}
+    assert {*result} == {
+        "format", "task", "prompt_tokens", "answer_tokens", "context", "devices", "memory_bytes", "rows", "notes",
+    }  # fmt: skip
     assert (result["format"], result["task"], result["prompt_tokens"], result["answer_tokens"]) == (
         FORMAT,
         "chat",
@@ -96,7 +98,9 @@ def test_json_has_what_is_documented(edge: Run) -> None:
         assert row["answer_s"] == pytest.approx(row["ttft_s"] + 199 / row["tokens_per_s"])
         assert row["within_s"] == next((line for line in (10, 30) if row["answer_s"] <= line), None)
         assert (row["placement"], row["figures"], row["measured"]) == ("resident", "preset", [])
-        assert row["memory_bytes"]["laptop"] > row["size_bytes"] * 0.9
+        assert result["memory_bytes"]["laptop"] > row["memory_bytes"]["laptop"] > row["size_bytes"] * 0.9
+        assert row["pull"] in row["command"]
+        assert row["pull"].partition(":")[2] in ("", row["type"])
     [score] = named(result, "llama-3.2-1b")["scores"]
     assert (score["name"], score["value"]) == ("MMLU, 5 shots", 49.3)
 
