@@ -113,6 +113,31 @@ def lines(status: Mapping[str, Any], now_s: float) -> Iterator[str]:
         yield "No model is loaded. A request loads one."
     for model in status["models"]:
         yield from map(printable, _model_lines(model, now_s))
+    yield from map(printable, _device_lines(status))
+
+
+def _device_lines(status: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a line for each device of the server, and one for each link."""
+    devices = _items(status, "devices")
+    if devices:
+        yield "devices"
+    width = max((len(str(device.get("name", "?"))[:30]) for device in devices), default=0)
+    for device in devices:
+        text = str(device.get("text", ""))[:300]
+        parts = [f"{str(device.get('state', '?'))[:20]} ({age_text(_number(device, 'since'))}): {text}"]
+        tiers = device.get("memory")
+        for tier in ("gpu", "memory", "disk"):
+            sizes = tiers.get(tier) if isinstance(tiers, dict) else None
+            if isinstance(sizes, dict) and _number(sizes, "total") > 0:
+                free, total = (bytes_text(int(max(0.0, _number(sizes, name)))) for name in ("free", "total"))
+                parts.append(f"{tier} {free} free of {total}")
+        parts += [f"load {100 * _number(device, 'load'):.0f} %"] if device.get("load") is not None else []
+        parts += [f"{_number(device, 'temperature_c'):.0f} °C"] if device.get("temperature_c") is not None else []
+        yield f"  {str(device.get('name', '?'))[:30]:<{width}}  {', '.join(parts)}"
+    for link in _items(status, "links"):
+        ends = f"{str(link.get('from', '?'))[:30]} - {str(link.get('to', '?'))[:30]}"
+        rate = f", {bytes_text(int(max(0.0, _number(link, 'bytes_per_s'))))}/s" if link.get("bytes_per_s") else ""
+        yield f"  {ends}: {number_text(1e3 * _number(link, 'latency_s'))} ms{rate}"
 
 
 def _model_lines(status: Mapping[str, Any], now_s: float) -> Iterator[str]:

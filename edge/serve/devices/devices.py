@@ -203,5 +203,5 @@ def _qr_code(link: str) -> str:
     """Return a QR code as SVG."""
     import segno
 
-    code: str = segno.make(link, error="l").svg_inline(scale=4, border=2, svgclass=None, lineclass=None)
+    code: str = segno.make(link, error="l").svg_inline(scale=1, border=2, svgclass=None, lineclass=None)
     return code
