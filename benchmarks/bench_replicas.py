@@ -1,7 +1,7 @@
-"""Replicas: throughput beside one device and stages, lost replicas, and a light client beside a heavy one.
+"""Replicas: throughput beside one device and stages, lost replicas, a light client beside a heavy one, and labs.
 
-    python benchmarks/bench_replicas.py [--only throughput|kills|fair] [--model FILE] [--rounds 5] [--kills 200]
-        [--json [FILE]] [--tiny]
+    python benchmarks/bench_replicas.py [--only throughput|kills|fair|lab] [--model FILE] [--rounds 5] [--kills 200]
+        [--settings 20] [--json [FILE]] [--tiny]
 
 | section    | question                                                                                            |
 | throughput | tokens per second of 8 streams on one device, on two stages, and on two replicas                    |
@@ -9,9 +9,13 @@
 |            | how many answers are lost or wrong, and how many turns find the prefix of their conversation?        |
 | fair       | time to the first token of a client with single short requests, alone and beside a client that      |
 |            | always has twice as many long requests as the server answers at the same time                       |
+| lab        | predicted and measured tokens per second of plans with replicas, and of their strongest rivals,     |
+|            | served by 3 to 8 sleeping devices                                                                   |
 
 This device and the worker have one core each. `throughput` uses the file, `kills` and `fair` the bundled model, whose
-answers have a meaning. Two replicas should reach 1.6 times one device. `fair` should stay below 1.3.
+answers have a meaning. Two replicas should reach 1.6 times one device. `fair` should stay below 1.3. In `lab`, devices
+and links take several times as long as they should (`--stretch`), so that this machine's own work does not count.
+Figures do not count if a process waited for a core for more than a tenth of the time.
 """
 
 from __future__ import annotations
@@ -34,6 +38,7 @@ import psutil
 from benchmarks.bench_distributed import random_model
 from benchmarks.harness import EDGE, Section, alternate, bench, compared, medians, parser_of, ratio_text, table
 from benchmarks.lent_device import Worker, pin
+from benchmarks.replicas_lab import lab, lab_text
 from benchmarks.serve_clients import Heard, Words, ask, get
 from benchmarks.serve_loads import at_once, chat, completion, percentile, whole
 from benchmarks.servers import HOST, Server, free_port, running
@@ -55,10 +60,13 @@ def main() -> None:
         "throughput": Section(throughput, throughput_text),
         "kills": Section(kills, kills_text),
         "fair": Section(fair, fair_text),
+        "lab": Section(lab, lab_text),
     }
     parser = parser_of(__doc__, sections, rounds=5)
     parser.add_argument("--model", type=Path, help="GGUF file (default: a random one of TinyLlama-1.1B's shape)")
     parser.add_argument("--kills", type=int, default=200, help="default: 200")
+    parser.add_argument("--settings", type=int, default=20, help="of labs (default: 20)")
+    parser.add_argument("--stretch", type=float, default=4.0, help="of the times of labs (default: 4)")
     parser.add_argument("--seed", type=int, default=1)
     bench(parser, sections, prepare)
 

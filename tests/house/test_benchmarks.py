@@ -39,7 +39,7 @@ SECTIONS = {
     "bench_plans": (),
     "bench_prefixes": ("reading", "restart", "hybrid"),
     "bench_quantize": ("fit", "memory"),
-    "bench_replicas": ("throughput", "kills", "fair"),
+    "bench_replicas": ("throughput", "kills", "fair", "lab"),
     "bench_sameness": (),
     "bench_serve": ("throughput", "stall", "targets", "prefix", "survive", "soak"),
     "bench_slices": (),
