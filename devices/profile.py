@@ -89,7 +89,7 @@ class DeviceProfile:
         """
         if not isinstance(values, dict):
             raise ValueError(f"a device profile needs an object with named fields, got {type(values).__name__}")
-        types = typing.get_type_hints(cls)
+        types = _types()
         return cls(**{field: _checked(field, values.get(field), kind) for field, kind in types.items()})
 
 
@@ -150,6 +150,11 @@ def describe(
         load=_load(),
         **_disk(),
     )
+
+
+@lru_cache(1)
+def _types() -> dict[str, Any]:
+    return typing.get_type_hints(DeviceProfile)
 
 
 @lru_cache(1)

@@ -28,7 +28,9 @@ from quant.text import printable
 from transport.errors import LinkTimeout, TransportError
 
 LOOKED_S = 10.0  # the watch ends this long after the last poll of a client
-LOOK_S = 0.5  # interval of the questions to one worker
+LOOK_S = 0.8  # interval of the questions to one worker
+OWN_S = 3.0  # interval of the readings of this device
+_SLOW_S = 10.0  # interval of the readings of the file with slow workers
 _AT_FULL_PACE = 4  # with more workers, the interval grows, so that the watch takes no more of this machine
 ANSWER_S = 1.5  # time for a worker to answer
 CONNECT_S = 2.0
@@ -66,6 +68,7 @@ class DeviceWatch:
         self._workers: dict[str, bool] = {}  # canonical addresses; True: the worker need not encrypt
         self._missing: frozenset[str] = frozenset()  # names of members whose address is not known
         self._sights: dict[str, Sight] = {}
+        self._slow: dict[str, tuple[float, bool]] = {}  # time of the reading, and the result, by address
         self._looked_at = 0.0
         self._thread: threading.Thread | None = None
         self._closed = threading.Event()
@@ -134,7 +137,7 @@ class DeviceWatch:
         if gpu is not None:
             profile = replace(profile, gpu_total_bytes=gpu.total_bytes, gpu_free_bytes=gpu.free_bytes)
         self._put(LOCAL, Sight(name="this device", profile=profile))
-        return LOOK_S
+        return OWN_S
 
     def _look_at(self, address: str, insecure: bool, remotes: dict[str, Remote], n_workers: int) -> float:
         """Ask a worker. Return the seconds until the next question."""
@@ -158,13 +161,20 @@ class DeviceWatch:
                 name=printable(remote.name)[:80],
                 profile=profile,
                 is_member=remote.secure,
-                is_slow=is_slow(address),
+                is_slow=self._is_slow(address),
                 latency_s=best_s,
                 lost_at=self._clock() if said.leaving else None,
                 why="is about to end" if said.leaving else "",
             ),
         )
         return LOOK_S * max(1.0, n_workers / _AT_FULL_PACE)
+
+    def _is_slow(self, address: str) -> bool:
+        at, slow = self._slow.get(address, (-_SLOW_S, False))
+        if self._clock() - at >= _SLOW_S:
+            slow = is_slow(address)
+            self._slow[address] = self._clock(), slow
+        return slow
 
     def _lost(self, address: str, sight: Sight, remotes: dict[str, Remote], error: Exception) -> float:
         """Record that a worker did not answer. Return the seconds until the next attempt."""
