@@ -101,7 +101,9 @@ class Reported(NetworkReplanner):
         super().__init__(choice, model, cluster.devices, DEFAULT_EXCHANGE, 1)
         self._plan_again = plan_again
 
-    def over(self, fleet: Fleet | None, notes: list[str], steps: Steps) -> tuple[OnnxPlan, str]:
+    def over(
+        self, fleet: Fleet | None, notes: list[str], steps: Steps, *, several: bool = False
+    ) -> tuple[OnnxPlan, str]:
         return super().over(fleet, notes, steps) if fleet is None else self._plan_again(self._model, fleet)
 
 

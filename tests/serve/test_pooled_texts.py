@@ -11,7 +11,7 @@ from edge.api.config import EngineConfig
 from edge.errors import EngineError
 from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions
-from edge.serve.engine.child import _read
+from edge.serve.engine.child import ReplicaPlans, _read
 from edge.serve.engine.loop import ServingLoop
 from tests.support.ranking import decoder
 
@@ -51,7 +51,7 @@ def test_others_are_answered_beside_many_rankings() -> None:
         finally:
             loop.may_score.set()
 
-    _read(messages(), loop, control)
+    _read(messages(), loop, control, None, ReplicaPlans(replies.append))
     assert sorted(reply["id"] for reply in replies) == list(range(9))
 
 

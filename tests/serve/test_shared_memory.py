@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 
 import httpx
@@ -161,9 +161,9 @@ def test_a_model_that_is_not_loaded_leaves_no_share(
     children: list[EngineChild] = []
 
     class Child(EngineChild):
-        async def start(self, config: EngineConfig, *, resumes: bool = False) -> None:
+        async def start(self, config: EngineConfig, *, resumes: bool = False, left_out: Sequence[str] = ()) -> None:
             children.append(self)
-            await super().start(config, resumes=resumes)
+            await super().start(config, resumes=resumes, left_out=left_out)
 
     monkeypatch.setattr("edge.serve.process.EngineChild", Child)
     options = replace(config.options, context=1 << 17) if how == "refused" else config.options

@@ -62,5 +62,5 @@ def test_a_cut_is_expected_to_take_its_stages_and_links() -> None:
     assert result["expected_latency_ms"] == pytest.approx(21.5)
     assert (result["latency_ms_median"], result["throughput_per_s"], result["in_flight"]) == (12.0, 80.0, 3)
     assert (result["weight_bytes"], result["flops"], result["payload_bytes"]) == ([10, 20], [30, 40], 1000)
-    report = RunResult(ReadInputs({}, {}, ()), {}, SPEED, {}, ()).to_json(None)
+    report = RunResult(ReadInputs({}, {}), None, {}, SPEED, {}, ()).to_json(None)
     assert (report["latency_ms_median"], report["latency_ms_p90"], report["throughput_per_s"]) == (12.0, 15.0, 80.0)
