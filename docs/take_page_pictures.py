@@ -1,9 +1,10 @@
-"""Take pictures of pages in a real browser: docs/serve.png and docs/serve-chat-phone.png of a conversation,
-docs/serve-phone.png of a cluster, and docs/browser-phone.png of a page that computes layers.
+"""Take pictures of pages in a real browser: docs/serve.png and docs/serve-chat-phone.png of a conversation, and
+docs/browser-phone.png of a page that computes layers.
 
     python -m docs.take_page_pictures
 
-Needs Chromium. The answers are the bundled model's own, greedy; its cluster is this device and two workers on it.
+Needs Chromium. The answers are the bundled model's own, greedy. `tests/serve/test_page_devices.py` takes the pictures
+of devices.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Any
 
 import httpx
 from starlette.applications import Starlette
@@ -37,7 +37,6 @@ from tests.serve.serving import serving
 from tests.support.bridge_process import running_bridge
 from tests.support.browser import Page, browser
 from tests.support.helpers import until
-from tests.support.workers import worker
 
 HERE = Path(__file__).parent
 QUESTIONS = ("Hello! What can you do?", "What is 27 plus 38?", "How do I start a worker?")
@@ -56,15 +55,6 @@ def main() -> None:
             stage.picture(HERE / "serve.png")
             stage.page.look(390, SIZES[390], zoom=2)
             stage.picture(HERE / "serve-chat-phone.png")
-        workers = [stack.enter_context(worker(folder / item, "--name", item)) for item in ("desk", "attic")]
-        addresses = tuple(item.address for item in workers)
-        with served(workers=addresses, parallel="pipeline", insecure=True) as address:
-            stage = Stage(page, address, folder)
-            converse(stage, 390, QUESTIONS[:1])
-            page.look(390, SIZES[390], dark=True, zoom=2)
-            stage.go("devices")
-            page.wait_for("document.querySelectorAll('.devices li').length === 3")
-            stage.picture(HERE / "serve-phone.png")
         take_computing_page(page, folder)
 
 
@@ -86,10 +76,9 @@ def take_computing_page(page: Page, folder: Path) -> None:
 
 
 @contextmanager
-def served(**config: Any) -> Iterator[str]:
+def served() -> Iterator[str]:
     """The address of a server of the bundled model, loaded."""
-    options = EngineOptions(threads=1) if "workers" in config else EngineOptions()
-    router = Router({"edge-demo": EngineConfig(str(MODEL_PATH), options, prefix_cache=0, **config)})
+    router = Router({"edge-demo": EngineConfig(str(MODEL_PATH), EngineOptions(), prefix_cache=0)})
     app = create_app(router, ServeOptions())
 
     @asynccontextmanager
