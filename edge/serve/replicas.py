@@ -103,7 +103,6 @@ class Replicas:
         if self._status is None or self._status.done():
             self._status = asyncio.create_task(self._figures())
             self._status.add_done_callback(lambda task: task.cancelled() or task.exception())  # marks it as retrieved
-            self._status.add_done_callback(lambda task: task.cancelled() or task.exception())  # marks it as retrieved
         if self._last_status is None:
             self._last_status = await asyncio.shield(self._status)
         else:

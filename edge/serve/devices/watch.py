@@ -118,7 +118,10 @@ class DeviceWatch:
                 for address, work in tasks.items():
                     if address not in pending and next_at.get(address, 0.0) <= self._clock():
                         pending.add(address)
-                        pool.submit(ask, address, work)
+                        try:
+                            pool.submit(ask, address, work)
+                        except RuntimeError:  # the interpreter is ending
+                            return
                 self._closed.wait(LOOK_S / 4)
         for remote in remotes.values():
             remote.close()
