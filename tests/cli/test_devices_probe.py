@@ -86,7 +86,7 @@ def test_the_folder_is_where_the_disk_is_measured(edge_devices: Run) -> None:
 
 
 def test_what_is_not_measured_has_a_line_below(edge_devices: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=0))
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=0, total=1 << 30))
     code, out, _ = edge_devices("probe", "--folder", str(ROOT))
     assert code == 0
     assert re.search(r"^  disk reads +not measured \(", out, re.MULTILINE)

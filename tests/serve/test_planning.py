@@ -60,6 +60,7 @@ def test_plans_over_a_worker_are_made_previewed_and_run(tmp_path: Path) -> None:
         assert [point for point in front["points"] if point["knee"]]
         single = next(point for point in front["points"] if len(point["devices"]) == 1)
         both = plan_over(attic.address).to_json()
+        assert client.post("/v1/plan", json={"plan": single["plan"]}).json() == {"status": "ok"}
         changes = client.post("/v1/plan", json={"plan": both, "preview": True}).json()
         assert [entry["name"] for entry in changes["devices"]] == ["this device", "attic"]
         assert changes["send_bytes"] == sum(entry["send_bytes"] for entry in changes["devices"]) > 0
