@@ -172,7 +172,8 @@ def _cuts(plan: Plan) -> Plan:
     shards = by_device(plan).with_shards(
         lambda shard: replace(shard, threads=None, affinity=(), gpu_layers=None, memory=None)
     )
-    return replace(shards, model="", model_digest="")
+    prefill = shards.prefill and replace(shards.prefill, model="", model_digest="")
+    return replace(shards, model="", model_digest="", prefill=prefill)
 
 
 def _by_address(planner: Planner) -> dict[str, DeviceSpeed]:
