@@ -42,7 +42,6 @@ class OnnxEngine(Closing):
         buffers: int = 0,
         outputs: Collection[str] = (),
         alone: bool = True,
-        spins: bool = True,
     ) -> None:
         """Load the file `model`, or the bytes of such a file, with all its weights.
 
@@ -54,7 +53,7 @@ class OnnxEngine(Closing):
             runs have begun, and at most this many runs may be concurrent. With 0 every run returns new arrays, which
             the caller may keep.
         outputs: names of the outputs to compute; empty: all readable outputs
-        alone, spins: see `open_session`
+        alone: see `open_session`
 
         Raises OSError if the file cannot be read. Raises ModelFileError if it is not a valid ONNX model, if an input is
         not a tensor of numbers, or if no output can be read as an array. Raises EngineError if the provider is not
@@ -74,7 +73,7 @@ class OnnxEngine(Closing):
         del graph  # frees one of two copies of the weights
         source = model if isinstance(model, bytes) else str(model)
         session, self.provider, self.fell_back_from = open_session(
-            source, name, self.threads, provider, overrides, nodes, alone=alone, spins=spins
+            source, name, self.threads, provider, overrides, nodes, alone=alone
         )
         # ONNX Runtime has no override for unnamed dimensions.
         unnamed = {key: size for key, size in sizes.items() if key not in named}

@@ -117,7 +117,6 @@ def open_session(
     nodes: Mapping[str, str],
     *,
     alone: bool = True,
-    spins: bool = True,
 ) -> tuple[Any, str, tuple[str, ...]]:
     """Open a session of a model. Return (session, provider, refusals).
 
@@ -130,7 +129,6 @@ def open_session(
     dims: sizes of open dimensions by name
     nodes: name of the first node by "domain:operator", for errors
     alone: False: one of many sessions that run in turn. Its threads do not spin, and it keeps no memory between runs.
-    spins: False: threads that wait for work leave their processor to other programs.
 
     Raises EngineError if the provider is missing or unusable, or if an operator is unknown.
     """
@@ -143,7 +141,7 @@ def open_session(
                 f" {', '.join(offered_by_name)}"
             )
         named, last = offered_by_name[provider], f"{ORDER[-1]}{_SUFFIX}"
-        session = _session(model, name, threads, list(dict.fromkeys((named, last))), dims, nodes, alone, spins)
+        session = _session(model, name, threads, list(dict.fromkeys((named, last))), dims, nodes, alone)
         if named not in session.get_providers():
             raise EngineError(f"the provider {provider!r} cannot be used on this device; leave it out to get another")
         return session, _short(named), ()
@@ -151,14 +149,14 @@ def open_session(
     refused = []
     for candidate in better:
         try:
-            session = _session(model, name, threads, [candidate, last], dims, nodes, alone, spins)
+            session = _session(model, name, threads, [candidate, last], dims, nodes, alone)
         except EngineError as exc:
             refused.append(f"{_short(candidate)}: {exc}")
             continue
         if candidate in session.get_providers():
             return session, _short(candidate), tuple(refused)
         refused.append(f"{_short(candidate)}: it cannot be used on this device")
-    return _session(model, name, threads, [last], dims, nodes, alone, spins), _short(last), tuple(refused)
+    return _session(model, name, threads, [last], dims, nodes, alone), _short(last), tuple(refused)
 
 
 def _session(
@@ -169,7 +167,6 @@ def _session(
     dims: Mapping[str, int],
     nodes: Mapping[str, str],
     alone: bool,
-    spins: bool,
 ) -> Any:
     ort, options = runtime(), session_options(threads)
     options.enable_cpu_mem_arena = alone
@@ -181,7 +178,7 @@ def _session(
         settings[providers.index("XnnpackExecutionProvider")]["intra_op_num_threads"] = str(threads)
     # Idle threads spin by default. They would take processors from XNNPACK's threads or other
     # sessions, or use up a CPU quota.
-    if xnnpack or not alone or not spins or (cpu_quota() or threads) < threads:
+    if xnnpack or not alone or (cpu_quota() or threads) < threads:
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     # The default logger would print the names of libraries that cannot be loaded.
     ort.set_default_logger_severity(_NOTHING)

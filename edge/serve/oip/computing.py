@@ -71,8 +71,7 @@ class LocalNetwork:
     """A network on this device. Requests with independent rows are computed together."""
 
     def __init__(self, config: NetworkConfig) -> None:
-        # Spinning threads would delay the server and its clients on this machine.
-        self._engine = OnnxEngine(Path(config.path), config.threads, spins=False)
+        self._engine = OnnxEngine(Path(config.path), config.threads)
         self._rows = RowTest(self._engine.inputs, self._engine.outputs)
 
     def about(self) -> dict[str, Any]:
