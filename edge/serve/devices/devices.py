@@ -56,12 +56,12 @@ class ServedDevices:
     async def to_json(self, statuses: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Return the keys `devices`, `links`, `removed` and `cluster` of /v1/cluster. statuses: of the models."""
         await self.start()
-        members = await asyncio.to_thread(self._members.known)
+        members, problem = await asyncio.to_thread(lambda: (self._members.known(), self._members.problem))
         workers, sights = self._look(members)
         assert self._left_out is not None
-        self._leave_out(joined(statuses, sights, workers, members, self._left_out))
-        values = self._view.to_json(statuses, sights, workers, members, self._left_out)
-        return {**values, "cluster": {"problem": await asyncio.to_thread(lambda: self._members.problem)}}
+        devices = joined(statuses, sights, workers, members, self._left_out)
+        self._leave_out(devices)
+        return {**self._view.to_json(devices, statuses, self._left_out), "cluster": {"problem": problem}}
 
     async def addresses(self) -> list[str]:
         """Return the addresses of all workers that plans may use."""

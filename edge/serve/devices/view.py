@@ -48,19 +48,14 @@ class DevicesView:
         self._states: dict[str, tuple[str, float]] = {}  # by name: state, and the time of its beginning
 
     def to_json(
-        self,
-        statuses: Sequence[Mapping[str, Any]],
-        sights: Mapping[str, Sight],
-        workers: Mapping[str, bool],
-        members: Sequence[KnownMember],
-        left_out: Mapping[str, LeftOut],
+        self, devices: Sequence[Device], statuses: Sequence[Mapping[str, Any]], left_out: Mapping[str, LeftOut]
     ) -> dict[str, Any]:
         """Return the keys `devices`, `links` and `removed` of /v1/cluster.
 
-        workers: canonical addresses of all workers.
-        left_out: by name.
+        devices: all known devices, from `joined`.
+        statuses: status of each loaded model.
+        left_out: devices that a person leaves out, by name.
         """
-        devices = joined(statuses, sights, workers, members, left_out)
         shown = [device for device in devices if not (device.left_out and device.left_out.removed and not device.parts)]
         values = [self._device(device, statuses) for device in shown]
         self._states = {value["name"]: self._states[value["name"]] for value in values}
@@ -117,7 +112,11 @@ def joined(
     members: Sequence[KnownMember],
     left_out: Mapping[str, LeftOut],
 ) -> list[Device]:
-    """Return all known devices, this one first, each with a name of its own."""
+    """Return all known devices, this one first, each with a name of its own.
+
+    workers: canonical addresses of all workers.
+    left_out: devices that a person leaves out, by name.
+    """
     devices = {LOCAL: Device(LOCAL, THIS_DEVICE, sights.get(LOCAL, Sight()))}
     for address in workers:
         sight = sights.get(address, Sight())

@@ -110,7 +110,7 @@ def main() -> int:
             args = (messages, loop, control, deployed, others)
             threading.Thread(target=_read, args=args, name="control", daemon=True).start()
             loop.run()
-    except Exception as error:  # the server passes any error on to waiting clients
+    except Exception as error:
         control.send({"fatal": error_json(error)})  # the server passes the error on to waiting clients
         return 1
     return 0

@@ -11,7 +11,7 @@ import pytest
 from devices.profile import describe
 from edge.serve.devices.left_out import LeftOut
 from edge.serve.devices.members import KnownMember
-from edge.serve.devices.view import DevicesView
+from edge.serve.devices.view import DevicesView, joined
 from edge.serve.devices.watch import Sight
 from partition.plan.plan import LOCAL
 
@@ -46,8 +46,8 @@ def shown(
     left_out: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     workers = {A: False} | {address: False for address in sights if address != LOCAL}
-    view = DevicesView()
-    values = view.to_json(statuses, HERE | sights, workers, members or [], left_out or {})
+    devices = joined(statuses, HERE | sights, workers, members or [], left_out or {})
+    values = DevicesView().to_json(devices, statuses, left_out or {})
     return {device["name"]: device for device in values["devices"]} | {"": values}
 
 
