@@ -111,6 +111,8 @@ class ReplicaPipeline:
         flight = self._flight = _Flight(iter(feeds), window)
         for copy in self.copies:
             flight.add(copy)
+        reader = threading.Thread(target=flight.read, daemon=True, name="read")
+        reader.start()
         threads = [self._thread(copy, flight, wire) for copy in self.copies]
         try:
             while True:
@@ -121,8 +123,9 @@ class ReplicaPipeline:
         finally:
             flight.end()
             for thread in threads:
-                while thread.is_alive() and not flight.wants_input:  # the iterator `feeds` may block forever
-                    thread.join(_POLL_S)
+                thread.join()
+            while reader.is_alive() and not flight.wants_input:  # the iterator `feeds` may block forever
+                reader.join(_POLL_S)
 
     def measured(self, measure: Callable[[Flow], T], wire: str = "f32") -> T:
         """Return the result of `measure` for the flow, which `measure` may use more than once."""
@@ -200,17 +203,17 @@ class _Flight:
         self._changed = threading.Condition()
         self._own: dict[Copy, list[int]] = {}  # inputs in flight at each loaded copy, oldest first
         self._inputs: dict[int, Feed] = {}  # inputs without outputs
-        self._again: list[int] = []  # heap of inputs whose copy was lost
+        self._waiting: list[int] = []  # heap of inputs that no copy computes: new ones, and those of lost copies
         self._results: deque[tuple[int, Result]] = deque()
         self._began: dict[int, float] = {}
-        self._n_taken = 0
+        self._n_read = 0
         self._no_more = False
         self._error: Exception | None = None
         self._feeds_error: Exception | None = None  # raised after the outputs of earlier inputs
         self._loss: Exception | None = None
         self._ready: set[Copy] = set()  # copies that wait for an input
         self.ended = False
-        self.wants_input = False  # a thread waits for the iterator of inputs
+        self.wants_input = False  # the thread of `read` waits for the iterator of inputs
 
     # --- called by the caller of `map` ---
 
@@ -248,6 +251,36 @@ class _Flight:
         """Return True if all inputs have outputs."""
         return self._no_more and not self._inputs
 
+    # --- called by a thread of its own ---
+
+    def read(self) -> None:
+        """Read inputs, one at a time, while a copy waits for one."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self.ended or self._needs_input())
+                if self.ended:
+                    return
+                self.wants_input = True
+            feed = None
+            try:
+                feed = {name: copied(array) for name, array in next(self._feeds).items()}
+            except StopIteration:
+                pass
+            except Exception as error:  # the iterator of inputs failed
+                self._feeds_error = error
+            with self._changed:
+                self.wants_input = False
+                self._changed.notify_all()
+                if feed is None:
+                    self._no_more = True
+                    return
+                self._inputs[self._n_read] = feed
+                heapq.heappush(self._waiting, self._n_read)
+                self._n_read += 1
+
+    def _needs_input(self) -> bool:
+        return bool(self._ready) and not self._waiting and len(self._inputs) < self._window
+
     # --- called by the threads of copies ---
 
     def add(self, copy: Copy) -> None:
@@ -270,52 +303,22 @@ class _Flight:
         numbers: the copy's inputs in flight. If the copy was lost since then, it gets no more inputs.
         """
         with self._changed:
-            while True:
-                self._ready.add(copy)
-                self._changed.notify_all()
-                self._changed.wait_for(lambda: self.ended or self._own.get(copy) is not numbers or self._may_take(copy))
-                self._ready.discard(copy)
-                if self.ended or self._own.get(copy) is not numbers:
-                    return None
-                if self._again:
-                    number = heapq.heappop(self._again)
-                    break
-                if self._no_more:
-                    return None
-                self.wants_input = True
-                self._changed.release()  # the iterator may wait for the next request
-                try:
-                    feed = {name: copied(array) for name, array in next(self._feeds).items()}
-                except StopIteration:
-                    feed = None
-                except Exception as error:  # the iterator of inputs failed
-                    feed, self._feeds_error = None, error
-                finally:
-                    self._changed.acquire()
-                    self.wants_input = False
-                self._changed.notify_all()
-                if feed is None:
-                    self._no_more = True
-                    continue
-                number, self._n_taken = self._n_taken, self._n_taken + 1
-                self._inputs[number] = feed
-                break
-            self._began[number] = time.perf_counter()
-            if self._own.get(copy) is not numbers:  # the copy was lost while the iterator waited
-                heapq.heappush(self._again, number)
-                self._changed.notify_all()
+            self._ready.add(copy)
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self.ended or self._own.get(copy) is not numbers or self._may_take(copy))
+            self._ready.discard(copy)
+            if self.ended or self._own.get(copy) is not numbers or not self._waiting:
                 return None
+            number = heapq.heappop(self._waiting)
+            self._began[number] = time.perf_counter()
             numbers.append(number)
+            self._changed.notify_all()  # this copy no longer competes for inputs, and there is room for one more
             return number
 
     def _may_take(self, copy: Copy) -> bool:
-        """Return True if an input may go to this copy now, or if no input will come."""
-        if self._no_more and not self._again:
+        """Return True if an input may go to this copy now, or if all inputs have outputs."""
+        if not self._waiting:
             return self._is_over()  # until the last output, an input of a lost copy may come back
-        if self.wants_input and not self._again:
-            return False
-        if not self._again and len(self._inputs) >= self._window:
-            return False
         others = (other for other, numbers in self._own.items() if other in self._ready or not numbers)
         return self._finish_s(copy) <= min(map(self._finish_s, others))
 
@@ -340,7 +343,7 @@ class _Flight:
         with self._changed:
             own = self._own.pop(copy, [])
             for number in own:
-                heapq.heappush(self._again, number)
+                heapq.heappush(self._waiting, number)
             self._loss = error
             self._changed.notify_all()
 

@@ -67,8 +67,8 @@ def computing(folder: Path, two: list[Worker], replicas: bool = False) -> Iterat
         yield computed
     finally:
         computed.works.close()
-        computed.pipeline.close()
         computed.thread.join(TIMEOUT_S)
+        computed.pipeline.close()
         assert not computed.thread.is_alive()
 
 
@@ -103,6 +103,7 @@ def test_requests_survive_a_lost_device(tmp_path: Path, two: list[Worker], repli
         for i in range(N_REQUESTS):
             computed.put(i, mixed_feeds(1, i))
         computed.wait(3)
+        until(lambda: len(two[0].children()) == 1, "earlier sessions have ended")
         [child] = two[0].children()
         child.kill()
         for i in range(N_REQUESTS, 2 * N_REQUESTS):

@@ -174,10 +174,12 @@ class ScriptedPage:
         if header.get("op") == "ping":
             self.say({"id": header["id"]}, bytes(payload))
             return
-        self.ops.put(header)
-        if header.get("op") == "unload":
+        if header.get("op") == "unload":  # noted once the bridge has the answer, so that a hello brings no repetition
             self.say({"id": header["id"]})
-        elif "id" in header and (answer := self._answer(header, bytes(payload))) is not None:
+            self.ops.put(header)
+            return
+        self.ops.put(header)
+        if "id" in header and (answer := self._answer(header, bytes(payload))) is not None:
             self.say({"id": header["id"], **answer[0]}, answer[1])
 
 

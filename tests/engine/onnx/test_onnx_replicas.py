@@ -140,6 +140,26 @@ def test_inputs_of_a_lost_copy_are_computed_by_the_others(monkeypatch: pytest.Mo
     assert said[0] == "pi was lost (pi went away): the other copies go on"
 
 
+@pytest.mark.parametrize("n_others", [1, 2])
+def test_inputs_of_a_lost_copy_are_computed_before_the_next_input_comes(
+    monkeypatch: pytest.MonkeyPatch, n_others: int
+) -> None:
+    """The next one may come much later, as requests do."""
+    monkeypatch.setattr(replicas, "RETRY_S", 10 * TIMEOUT_S)
+    lost, others = Device("pi", is_open=False), [Device(str(i)) for i in range(n_others)]
+    lost.error, outputs = WorkerError("pi went away"), list[int]()
+
+    def feeds() -> Iterator[dict[str, Any]]:
+        yield from inputs(6)
+        lost.gate.release(100)
+        until(lambda: len(outputs) == 6, "the outputs of all inputs before this one")
+
+    for result in pipeline(lost, *others).map(feeds(), 12):
+        outputs.append(int(result.outputs["y"][0]))
+    assert lost.began
+    assert outputs == [1, 2, 3, 4, 5, 6]
+
+
 def test_input_that_comes_after_the_loss_of_its_copy_goes_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replicas, "RETRY_S", TIMEOUT_S)
     other, said = Device("laptop", is_open=False), list[str]()
