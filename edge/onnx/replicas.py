@@ -39,6 +39,7 @@ class Copy:
         self.runner: Runner | None = None  # None if the copy is lost
         self.seconds = 0.0  # mean time of an input; 0 before the first one
         self.lost_at = 0.0  # time.monotonic()
+        self.loss: Exception | None = None  # error of the last loss, or of the last attempt to load the copy again
         self._stack = ExitStack()
 
     def open(self) -> Runner:
@@ -106,6 +107,8 @@ class ReplicaPipeline:
         Raises the errors of a copy that refuses an input, Interrupted after `stop`, and the error of the last lost copy
         if no copy can be loaded.
         """
+        if window < 1:
+            raise ValueError(f"a window of {window}; expected 1 or more")
         if self._is_stopped:
             raise Interrupted("the computation was stopped")
         flight = self._flight = _Flight(iter(feeds), window)
@@ -152,16 +155,22 @@ class ReplicaPipeline:
         for copy in self.copies:
             copy.close()
 
-    def _all_lost(self, flight: _Flight, threads: list[threading.Thread], wire: str) -> bool:
-        """Load the copy for the last resort. Return False if it is in use already."""
+    def _all_lost(self, flight: _Flight, threads: list[threading.Thread], wire: str) -> None:
+        """Load the copy for the last resort. Raises the error of the last lost copy if it cannot be loaded, or was lost,
+        too."""
+        loss = max(self.copies, key=lambda copy: copy.lost_at).loss
+        assert loss is not None
         if self._last_resort in self.copies:
-            return False
+            raise loss
         self._say(f"no other device answers: going on with {self._last_resort.name}")
-        self._last_resort.open()
+        try:
+            self._last_resort.open()
+        except (EdgeError, OSError) as error:
+            self._say(f"{self._last_resort.name} does not load it: {error}")
+            raise loss from error
         self.copies.append(self._last_resort)
         flight.add(self._last_resort)
         threads.append(self._thread(self._last_resort, flight, wire))
-        return True
 
     def _thread(self, copy: Copy, flight: _Flight, wire: str) -> threading.Thread:
         thread = threading.Thread(target=self._compute, args=(copy, flight, wire), daemon=True, name="copy")
@@ -189,10 +198,10 @@ class ReplicaPipeline:
                     flight.fail(Interrupted("the computation was stopped") if self._is_stopped else error)
                     return
                 copy.close()
-                copy.lost_at = time.monotonic()
+                copy.lost_at, copy.loss = time.monotonic(), error
                 if was_loaded:
                     self._say(f"{copy.name} was lost ({error}): the other copies go on")
-                flight.lose(copy, error)
+                flight.lose(copy)
 
 
 class _Flight:
@@ -209,23 +218,23 @@ class _Flight:
         self._n_read = 0
         self._no_more = False
         self._error: Exception | None = None
-        self._feeds_error: Exception | None = None  # raised after the outputs of earlier inputs
-        self._loss: Exception | None = None
+        self._feeds_error: BaseException | None = None  # raised after the outputs of earlier inputs
         self._ready: set[Copy] = set()  # copies that wait for an input
         self.ended = False
         self.wants_input = False  # the thread of `read` waits for the iterator of inputs
 
     # --- called by the caller of `map` ---
 
-    def next(self, all_lost: Callable[[], bool]) -> tuple[int, Result] | None:
+    def next(self, all_lost: Callable[[], None]) -> tuple[int, Result] | None:
         """Wait for the next number and result. Return None after the last one.
 
-        all_lost: called if all copies are lost; returns False if no copy can replace them.
+        all_lost: called if all copies are lost; raises an error if no copy can replace them.
         """
         while True:
             with self._changed:
                 self._changed.wait_for(self._has_news)
                 if self._results:
+                    self._changed.notify_all()  # there is room for one more input
                     return self._results.popleft()
                 if self._error is not None:
                     raise self._error
@@ -233,10 +242,7 @@ class _Flight:
                     if self._feeds_error is not None:
                         raise self._feeds_error
                     return None
-                loss = self._loss
-            if not all_lost():
-                assert loss is not None
-                raise loss
+            all_lost()
 
     def end(self) -> None:
         """Make all threads end."""
@@ -266,7 +272,7 @@ class _Flight:
                 feed = {name: copied(array) for name, array in next(self._feeds).items()}
             except StopIteration:
                 pass
-            except Exception as error:  # the iterator of inputs failed
+            except BaseException as error:  # the iterator of inputs failed
                 self._feeds_error = error
             with self._changed:
                 self.wants_input = False
@@ -279,7 +285,9 @@ class _Flight:
                 self._n_read += 1
 
     def _needs_input(self) -> bool:
-        return bool(self._ready) and not self._waiting and len(self._inputs) < self._window
+        # Results that the caller has not taken count, so that a slow caller does not fill the memory.
+        n_in_flight = len(self._inputs) + len(self._results)
+        return bool(self._ready) and not self._waiting and n_in_flight < self._window
 
     # --- called by the threads of copies ---
 
@@ -302,12 +310,20 @@ class _Flight:
 
         numbers: the copy's inputs in flight. If the copy was lost since then, it gets no more inputs.
         """
+
+        def is_over() -> bool:
+            return self.ended or self._own.get(copy) is not numbers
+
         with self._changed:
+            if is_over():  # a thread of a lost runner, which must not speak for the runner that has replaced it
+                return None
             self._ready.add(copy)
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self.ended or self._own.get(copy) is not numbers or self._may_take(copy))
+            self._changed.wait_for(lambda: is_over() or self._may_take(copy))
+            if is_over():
+                return None
             self._ready.discard(copy)
-            if self.ended or self._own.get(copy) is not numbers or not self._waiting:
+            if not self._waiting:
                 return None
             number = heapq.heappop(self._waiting)
             self._began[number] = time.perf_counter()
@@ -338,13 +354,12 @@ class _Flight:
             self._changed.notify_all()
             return not self.ended
 
-    def lose(self, copy: Copy, error: Exception) -> None:
+    def lose(self, copy: Copy) -> None:
         """Give the inputs of a lost copy to the others."""
         with self._changed:
-            own = self._own.pop(copy, [])
-            for number in own:
+            self._ready.discard(copy)
+            for number in self._own.pop(copy, []):
                 heapq.heappush(self._waiting, number)
-            self._loss = error
             self._changed.notify_all()
 
     def fail(self, error: Exception) -> None:

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from edge.cluster.failures import is_loss
-from edge.errors import EngineError, Interrupted, WorkerError
+from edge.errors import EngineError, Interrupted, NotEnoughMemory, WorkerError
 from edge.onnx import replicas
 from edge.onnx.pipeline import Result
-from edge.onnx.replicas import Copy, ReplicaPipeline
+from edge.onnx.replicas import Copy, ReplicaPipeline, _Flight
 from tests.support.helpers import until
 
 TIMEOUT_S = 60
@@ -273,3 +273,91 @@ def test_copies_that_cannot_be_loaded_leave_nothing_loaded() -> None:
     with pytest.raises(WorkerError, match="refused"):
         ReplicaPipeline([Copy("one", load), two.copy()], Device("here").copy(), is_loss, print)
     assert closed == ["one"]
+
+
+def test_failed_last_resort_raises_the_loss_and_the_next_run_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replicas, "RETRY_S", 10 * TIMEOUT_S)
+    only, here, said = Device("pi"), Device("here"), list[str]()
+    only.error, here.load_error = WorkerError("pi went away"), NotEnoughMemory("too large")
+    copies = pipeline(only, here=here, said=said)
+    for _ in range(2):
+        with pytest.raises(WorkerError, match="pi went away"):
+            values(copies.map(inputs(3), 2))
+        assert said[-1] == "here does not load it: too large"
+    here.load_error = None
+    assert values(copies.map(inputs(3), 2)) == [1, 2, 3]
+    assert only.n_loads == 1
+
+
+def test_loss_of_this_device_too_is_raised_by_every_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replicas, "RETRY_S", 10 * TIMEOUT_S)
+    here = Device("here")
+    here.error = WorkerError("here went away")
+    alone = here.copy()
+    copies = ReplicaPipeline([alone], alone, is_loss, print)
+    for _ in range(2):
+        with pytest.raises(WorkerError, match="here went away"):
+            values(copies.map(inputs(3), 2))
+
+
+@pytest.mark.parametrize("window", [1, 3])
+def test_slow_caller_limits_the_results_that_wait(window: int) -> None:
+    copies, started = pipeline(Device("one")), list[int]()
+
+    def feeds() -> Iterator[dict[str, Any]]:
+        for i, feed in enumerate(inputs(12)):
+            assert i <= len(outputs) + window  # the caller has one result more than it has recorded
+            started.append(i)
+            yield feed
+
+    outputs: list[int] = []
+
+    def is_full() -> bool:
+        return len(started) == min(12, len(outputs) + 1 + window)
+
+    for result in copies.map(feeds(), window):
+        until(is_full, "as many inputs as the window allows")
+        outputs += values([result])
+    assert outputs == list(range(1, 13))
+    with pytest.raises(ValueError, match="a window of 0"):
+        next(copies.completed(iter(inputs(1)), 0))
+
+
+@pytest.mark.parametrize("error", [OSError("no more files"), SystemExit(3)], ids=str)
+def test_any_error_of_the_inputs_ends_the_run(error: BaseException) -> None:
+    def failing() -> Iterator[dict[str, Any]]:
+        yield from inputs(2)
+        raise error
+
+    copies = pipeline(Device("one"))
+    with pytest.raises(type(error)):
+        values(copies.map(failing(), 4))
+    assert values(copies.map(inputs(3), 2)) == [1, 2, 3]
+
+
+def test_thread_of_a_replaced_runner_does_not_speak_for_the_new_one() -> None:
+    copy = Device("pi").copy()
+    copy.open()
+    flight = _Flight(iter(inputs(4)), 4)
+    flight.add(copy)
+    reader = threading.Thread(target=flight.read, daemon=True)
+    reader.start()
+    former = flight.inputs(copy)
+    first = next(former)
+    flight.lose(copy)
+    flight.add(copy)
+    present = flight.inputs(copy)
+    assert next(present) is first  # its copy was lost
+    later: list[Any] = []
+    flight._window = 1  # no input may be read now
+    thread = threading.Thread(target=lambda: later.append(next(present)), daemon=True)
+    thread.start()
+    until(lambda: copy in flight._ready, "the new runner to wait for an input")
+    assert list(former) == []
+    with flight._changed:
+        flight._window = 4
+        flight._changed.notify_all()
+    thread.join(TIMEOUT_S)
+    flight.end()
+    reader.join(TIMEOUT_S)
+    assert [int(feed["x"][0]) for feed in later] == [1]
