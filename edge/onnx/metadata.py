@@ -49,7 +49,7 @@ def _value(text: str) -> Any:
     for read in (json.loads, ast.literal_eval):
         try:
             return read(text)
-        except (ValueError, SyntaxError, RecursionError, MemoryError):
+        except (ValueError, TypeError, ArithmeticError, SyntaxError, RecursionError, MemoryError):
             continue
     return None
 
@@ -67,7 +67,8 @@ def _labels(text: str) -> tuple[str, ...]:
             by_number[number] = label
         value = [by_number.get(i, f"class {i}") for i in range(max(by_number, default=-1) + 1)]
     if value is None:
-        value = text.split("\n" if "\n" in text else ",") if text.strip() else []
+        text = text.strip()  # the last line of a file ends with a line break
+        value = text.split("\n" if "\n" in text else ",") if text else []
     if not isinstance(value, (list, tuple)) or len(value) > _MOST_CLASSES:
         return ()
     return tuple(str(label).strip()[:200] for label in value)

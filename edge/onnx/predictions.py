@@ -83,10 +83,11 @@ def predictions(
     """
     names = tuple(labels) or metadata.labels
     numbers = {name: array for name, array in outputs.items() if array.dtype.kind in "biuf"}
-    boxes = _named_boxes(numbers, its_picture) or _rows_of_six(numbers, names) or _yolo(numbers, names, metadata)
+    boxes = _named_boxes(numbers, its_picture) or _rows_of_six(numbers, names) or _yolo(numbers, metadata)
     if boxes is not None:
         rows = _predicted(_in_picture(boxes, its_picture), names)
         return Predictions("boxes", rows)
+    numbers = {name: array for name, array in numbers.items() if array.size}
     probabilities = _map(numbers, its_picture)
     if probabilities is not None:
         rows = _predicted(_in_picture(_areas(probabilities), its_picture), names or ("area",))
@@ -132,8 +133,8 @@ def _in_picture(boxes: _Boxes, its_picture: Picture) -> _Boxes:
 
 
 def _likely(boxes: _Boxes) -> _Boxes:
-    """Return the boxes with a sufficient score and finite corners."""
-    likely = (boxes.scores >= LEAST_SCORE) & np.isfinite(boxes.corners).all(axis=1)
+    """Return the boxes with a sufficient, finite score and finite corners."""
+    likely = (boxes.scores >= LEAST_SCORE) & np.isfinite(boxes.scores) & np.isfinite(boxes.corners).all(axis=1)
     return _Boxes(boxes.corners[likely], boxes.scores[likely], boxes.classes[likely])
 
 
@@ -183,7 +184,7 @@ def _rows_of_six(outputs: Mapping[str, Array], names: Sequence[str]) -> _Boxes |
     return None
 
 
-def _yolo(outputs: Mapping[str, Array], names: Sequence[str], metadata: Metadata) -> _Boxes | None:
+def _yolo(outputs: Mapping[str, Array], metadata: Metadata) -> _Boxes | None:
     """Return the boxes of a YOLO network whose metadata name the classes; None if no output has their shape."""
     n, more = len(metadata.labels), {"segment": (_MASKS,), "pose": None}.get(metadata.task, (0,))
     if not n or metadata.task not in ("", "detect", "segment", "pose"):

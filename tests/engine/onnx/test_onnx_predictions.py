@@ -53,6 +53,13 @@ def test_yolo_boxes_with_an_objectness_are_recognized() -> None:
     assert rows({"output": values}, YOLO) == [("cat", 0.4, (20, 30, 60, 70))]
 
 
+def test_boxes_with_infinite_values_are_dropped() -> None:
+    boxes = yolo((20, 50, 20, 20, 0.9, 0), (20, 50, 20, 20, np.inf, 0), (20, 50, np.inf, 20, 0.9, 0))
+    assert rows({"output0": boxes}, YOLO) == [("cat", 0.9, (20, 30, 60, 70))]
+    named = {"boxes": [[10.0, 35, 20, 45]] * 2, "labels": np.array([1, 1]), "scores": [0.9, np.inf]}
+    assert rows(named, labels=NAMES) == [("dog", 0.9, (20, 20, 40, 40))]
+
+
 @pytest.mark.parametrize("batch", [True, False])
 def test_rows_of_six_are_boxes(batch: bool) -> None:
     values = np.array([[10, 35, 20, 45, 0.9, 1], [0, 0, 0, 0, 0, 0]], np.float32)
@@ -100,6 +107,8 @@ def test_values_of_classes_become_probabilities() -> None:
         ({"depth": np.full((1, 1, 100, 100), 7.5)}, NOTHING, "do not say whether they are classes"),
         ({"logits": [[np.nan, 1.0]]}, YOLO, "infinite or not a number"),
         ({"noise": np.indices((1, 1, 100, 100)).sum(0) % 2 * np.nan}, NOTHING, "do not say"),
+        ({"detections": np.zeros((0, 7), np.float32), "masks": np.zeros((0, 1, 28, 28))}, NOTHING, "do not say"),
+        ({"empty": np.zeros((1, 0), np.float32)}, YOLO, "do not say"),
     ],
 )
 def test_outputs_that_do_not_say_what_they_are_raise(outputs: dict[str, Any], metadata: Metadata, words: str) -> None:
@@ -115,9 +124,12 @@ def test_outputs_that_do_not_say_what_they_are_raise(outputs: dict[str, Any], me
         (YOLO_PROPS | {"imgsz": "[-1, 1e9]", "task": "classify"}, Metadata(NAMES, Scaling(), (0, 0), "classify")),
         (LISTS, Metadata(NAMES, Scaling(255, (0.5,), (0.25, 0.5, 1)))),
         ({"labels": "cat\ndog"}, Metadata(NAMES)),
+        ({"labels": "\ncat\r\ndog\r\n\n"}, Metadata(NAMES)),
         ({"classes": "cat, dog"}, Metadata(NAMES)),
         ({"names": "{1: 'dog'}"}, Metadata(("class 0", "dog"))),
         ({"names": "{99999999999: 'dog', -1: 'cat'}", "mean": "x", "std": "0"}, NOTHING),
+        ({"names": "{[0]: 'cat'}", "labels": "{0: 'cat', 1: 'dog'}"}, Metadata(("{[0]: 'cat'}",))),
+        ({"names": "1" + "0" * 400 + "+1j", "mean": "{[0]: 1}", "std": "1"}, Metadata(("1" + "0" * 199,))),
         ({"names": "[" * 100_000, "mean": "1" + "0" * 5000, "std": "1"}, Metadata(("[" * 200,))),
     ],
 )
