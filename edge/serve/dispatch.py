@@ -74,6 +74,12 @@ class Dispatcher(AnswersOwner):
         reasons = [replica.process.failed for replica in self.replicas]
         return None if None in reasons else reasons[0]
 
+    @property
+    def usable(self) -> Sequence[Replica]:
+        """The loaded replicas, or else those that may still load, or else all."""
+        loaded = [replica for replica in self.replicas if replica.is_loaded]
+        return loaded or [replica for replica in self.replicas if replica.process.failed is None] or self.replicas
+
     def goes_on_elsewhere(self, lost: Replica) -> bool:
         """Return True if a request whose replica failed should be sent to another one."""
         return lost.process.failed is not None and self.all_failed is None and not self.is_closing
@@ -156,8 +162,7 @@ class Dispatcher(AnswersOwner):
 
         A replica that has computed the beginning of the prompt is preferred, unless another one is clearly faster.
         """
-        there = [replica for replica in self.replicas if replica.is_loaded]
-        there = there or [replica for replica in self.replicas if replica.process.failed is None] or self.replicas
+        there = self.usable
         if len(there) == 1:
             return there[0]
         seconds = [self._finish_s(replica, answer) for replica in there]

@@ -56,12 +56,8 @@ class Replicas:
     @property
     def about(self) -> Mapping[str, Any]:
         """The key `model` of the status when the model was last loaded, with the sequences of all loaded replicas."""
-        about = self.processes[0].about
-        return (
-            {**about, "sequences": sum(replica.sequences for replica in self._replicas if replica.process.about)}
-            if about
-            else about
-        )
+        known = [replica for replica in self._replicas if replica.process.about]  # not those of a new process
+        return {**known[0].process.about, "sequences": sum(replica.sequences for replica in known)} if known else {}
 
     @property
     def failed(self) -> Exception | None:
@@ -225,7 +221,7 @@ class Replicas:
     async def ask(self, what: str, arguments: Mapping[str, Any]) -> Any:
         """Return the answer of a replica to a request other than a generation, see `EngineProcess.ask`."""
         while True:
-            replica = next((replica for replica in self._replicas if replica.is_loaded), self._replicas[0])
+            replica = self._dispatcher.usable[0]
             try:
                 return await replica.process.ask(what, arguments)
             except EngineGone:
@@ -233,9 +229,16 @@ class Replicas:
                     raise
 
     async def until_ready(self) -> None:
-        """Wait until a replica is loaded. Raises the error of a failed load."""
-        if not self.is_ready:
-            await self.processes[0].until_ready()
+        """Wait until a replica is loaded. Raises the error of a failed load if no other replica can be loaded."""
+        while not self.is_ready:
+            replica = self._dispatcher.usable[0]
+            try:
+                await replica.process.until_ready()
+            except (EdgeError, OSError):
+                if not self._dispatcher.goes_on_elsewhere(replica):
+                    raise
+        if self.failed is not None:
+            raise self.failed
 
 
 def _together(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
