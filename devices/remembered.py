@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -26,7 +27,10 @@ class Remembered:
         self._path = (folder or state_folder()) / f"{name}.json"
 
     def get(self, key: str, max_age_s: float = MAX_AGE_S) -> tuple[Any, float] | None:
-        """Return (value, age in seconds) of a key, or None if there is none or it is older than `max_age_s`."""
+        """Return (value, age in seconds) of a key, or None if there is none or it is older than `max_age_s`.
+
+        max_age_s: math.inf also accepts a time in the future, which has a negative age.
+        """
         entry: Any = self._read().get(key)
         try:
             age_s = time.time() - float(entry["measured_at"])
@@ -34,7 +38,7 @@ class Remembered:
         except (TypeError, KeyError, ValueError, OverflowError):
             return None
         # A time in the future comes from a wrong clock, so the age is unknown.
-        return (value, age_s) if 0 <= age_s <= max_age_s else None
+        return (value, age_s) if 0 <= age_s <= max_age_s or max_age_s == math.inf else None
 
     def keys(self, max_age_s: float = MAX_AGE_S) -> list[str]:
         """Return the keys of entries that are not older than `max_age_s`, in the order in which they were stored."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from devices.errors import TrustError
@@ -46,7 +47,7 @@ class ServedDevices:
         """Leave out the devices that were left out before. Call it before a model is loaded."""
         if self._left_out is None:
             self._left_out = await asyncio.to_thread(self._file.load)
-            self._leave_out(())
+            self._leave_out()
 
     async def close(self) -> None:
         """Stop watching, and end the bridge."""
@@ -60,7 +61,7 @@ class ServedDevices:
         workers, sights = self._look(members)
         assert self._left_out is not None
         devices = joined(statuses, sights, workers, members, self._left_out)
-        self._leave_out(devices)
+        await self._follow(devices)
         return {**self._view.to_json(devices, statuses, self._left_out), "cluster": {"problem": problem}}
 
     async def addresses(self) -> list[str]:
@@ -84,14 +85,27 @@ class ServedDevices:
         missing = frozenset(member.name for member in members) - answering
         return workers, self._watch.look(workers, missing)
 
-    def _leave_out(self, devices: Sequence[Device]) -> None:
-        """Tell the models which workers are left out. devices: known devices, whose addresses may have changed."""
+    def _leave_out(self) -> None:
+        """Tell the models which workers are left out."""
         assert self._left_out is not None
-        addresses = {entry.address for entry in self._left_out.values()}
-        addresses |= {device.address for device in devices if device.left_out is not None}
-        if addresses - {""} != self._left_out_addresses:
-            self._left_out_addresses = frozenset(addresses - {""})
-            self._models.workers.leave_out(self._left_out_addresses)
+        addresses = frozenset(entry.address for entry in self._left_out.values()) - {""}
+        if addresses != self._left_out_addresses:
+            self._left_out_addresses = addresses
+            self._models.workers.leave_out(addresses)
+
+    async def _follow(self, devices: Sequence[Device]) -> None:
+        """Leave devices out at their present addresses, which may have changed."""
+        assert self._left_out is not None
+        moved = [
+            replace(entry, address=device.address)
+            for device in devices
+            if (entry := device.left_out) and entry.name == device.name and device.address not in ("", entry.address)
+        ]
+        self._left_out |= {entry.name: entry for entry in moved}
+        self._leave_out()
+        for entry in moved:
+            if self._left_out.get(entry.name) is entry:  # otherwise a request has changed it meanwhile
+                await asyncio.to_thread(self._file.put, entry)
 
     # --- changes ---
 
@@ -190,13 +204,13 @@ class ServedDevices:
             await asyncio.to_thread(self._file.forget, device.left_out.name)
         self._left_out[device.name] = entry
         await asyncio.to_thread(self._file.put, entry)
-        self._leave_out(())
+        self._leave_out()
 
     async def _use_again(self, name: str) -> None:
         assert self._left_out is not None
         if self._left_out.pop(name, None) is not None:
             await asyncio.to_thread(self._file.forget, name)
-            self._leave_out(())
+            self._leave_out()
 
 
 def _qr_code(link: str) -> str:
