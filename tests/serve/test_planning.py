@@ -96,7 +96,19 @@ def test_preview_says_in_words_what_changes_and_what_is_sent() -> None:
     assert (again["same"], again["changes"], again["send_bytes"]) == (True, ["The model already runs like this."], 0)
 
 
-@pytest.mark.parametrize("front", [None, [], {"points": 1}, {"devices": 1}, {"points": [1, {"plan": 1}, {}]}])
+PREDICTED = {"latency_s": 0.1, "throughput_per_s": 9.0, "ttft_s": 1.0, "memory_bytes": {}, "in_flight": 4}
+DAMAGED: tuple[dict[str, Any], ...] = (
+    {"latency_s": 0}, {"latency_s": None}, {"throughput_per_s": "9"}, {"throughput_per_s": None},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "front",
+    [
+        None, [], {"points": 1}, {"devices": 1}, {"points": [1, {"plan": 1}, {}]},
+        *({"points": [{"plan": plan_over(ATTIC).to_json(), "predicted": {**PREDICTED, **wrong}}]} for wrong in DAMAGED),
+    ],
+)  # fmt: skip
 def test_preview_of_a_plan_with_a_damaged_front_has_no_prediction(front: Any) -> None:
     plan = plan_over(ATTIC)
     assert preview(MODEL_PATH, plan, alone(plan), front)["predicted"] is None
@@ -151,6 +163,13 @@ def test_only_one_front_is_made_at_a_time_and_a_client_that_goes_ends_it(monkeyp
         await asyncio.wait_for(process.ended.wait(), WAIT_S)
         await asyncio.sleep(0)
         assert await fronts.get() == {"points": []}
+        process.begun.clear()
+        unread = fronts.make(None)
+        await process.begun.wait()
+        process.ended.clear()
+        del unread  # the client has gone before the first line
+        await asyncio.wait_for(process.ended.wait(), WAIT_S)
+        await asyncio.sleep(0)
         process.may_end.set()
         assert [json.loads(line) async for line in fronts.make(None)][-1] == {"status": "success"}
         assert (await fronts.get())["model"] == "scripted"

@@ -52,7 +52,8 @@ class Bridge:
             await _end(process)
             raise WorkerError(f"the pages of browsers are not served: {error or 'no answer'}; try again") from error
         except BaseException:
-            process.kill()
+            with suppress(ProcessLookupError):
+                process.kill()
             raise
         if answer.get("serves"):
             self._process = process

@@ -157,7 +157,8 @@ def _add_part(device: Device, part: Mapping[str, Any], status: Mapping[str, Any]
     heads = [other["heads"][1] for other in status["devices"] if other.get("heads")]
     totals = {"n_layers": max(stops, default=0), "n_heads": max(heads, default=0)}
     device.parts.append({"model": model, **{key: part[key] for key in keys if key in part}, **totals})
-    device.models.append(status)
+    if status not in device.models:  # a device may have parts of several copies
+        device.models.append(status)
 
 
 def _kind(device: Device) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,10 @@ class Fronts:
         # A task of its own, because its process must end even if the client disconnects.
         task = asyncio.create_task(self._make(name, newest))
         task.add_done_callback(self._ended)
-        return _lines(task, newest)
+        lines = _lines(task, newest)
+        # Closing a generator that has not begun does not run its `finally`.
+        weakref.finalize(lines, task.cancel).atexit = False
+        return lines
 
     async def _make(self, name: str, newest: dict[str, Any]) -> None:
         """Make a front. newest: receives the progress."""

@@ -161,7 +161,7 @@ def _figures(front: Any, plan: Plan) -> dict[str, Any] | None:
         try:
             if _key(Plan.from_json(point["plan"])) == own:
                 figures = {**point["predicted"], **(point.get("measured") or {})}
-                if figures["latency_s"] > 0:
+                if figures["latency_s"] > 0 and figures["throughput_per_s"] >= 0:
                     return {key: figures[key] for key in _FIGURES}
         except (PlanError, KeyError, TypeError, ValueError):  # a file of the user; other points may be readable
             continue

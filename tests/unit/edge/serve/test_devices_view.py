@@ -113,3 +113,11 @@ def test_links_have_the_names_of_devices_and_unused_workers_a_link_to_this_devic
         link,
         {"from": "this device", "to": "nas", "kind": "grpc", "latency_s": 0.2, "bytes_per_s": None},
     ]
+
+
+def test_device_with_parts_of_two_copies_has_the_speed_of_the_model_once() -> None:
+    whole = status()
+    parts = [{**part, "replica": i} for i in range(2) for part in whole["devices"]]
+    pi = shown({A: Sight("pi", PROFILE)}, [{**whole, "devices": parts}, {**status(), "model": {"name": "other"}}])["pi"]
+    assert [part["model"] for part in pi["models"]] == ["tiny", "tiny", "other"]
+    assert pi["tokens_per_s"] == 6.0
