@@ -5,6 +5,8 @@ import {$, announce, copyButton, draw, plain} from "./dom.js";
 
 let name = "";         // of the device that was invited in the open dialog
 let needsCluster = false;
+let problem = "";      // reason why no device can be added; "" if devices can be added
+let inviting = false;
 
 /** Install the event handlers. `poll`: polls the state of the devices. */
 export function start(poll) {
@@ -20,11 +22,11 @@ export function start(poll) {
 
 /** Show the state of GET /v1/cluster: why no device can be added, and whether the invited device has joined. */
 export function show({cluster = {}, devices = []}) {
-  const problem = cluster.problem || "";
+  problem = cluster.problem || "";
   needsCluster = problem.includes("no cluster yet");
   $("add-problem").textContent = needsCluster ?
     "This machine becomes the owner of a new cluster, whose devices trust each other." : problem;
-  $("add-invite").disabled = Boolean(problem) && !needsCluster;
+  allow();
   if (!$("add-dialog").open || !name) return;
   const device = devices.find(one => one.name === name);
   const joined = device && device.state !== "joining";
@@ -35,6 +37,8 @@ export function show({cluster = {}, devices = []}) {
   if (joined) announce(text);
   $("address-row").hidden = joined || !$("add-command-part").checkVisibility();
 }
+
+function allow() { $("add-invite").disabled = inviting || (Boolean(problem) && !needsCluster); }
 
 function open(dialog) {
   name = "";
@@ -51,7 +55,8 @@ function open(dialog) {
 async function invite(poll) {
   const browser = $("add-phone").checked;
   $("add-error").textContent = "";
-  $("add-invite").disabled = true;
+  inviting = true;
+  allow();
   try {
     const answer = await post("v1/cluster/invitations",
       {name: $("add-name").value.trim(), browser, init: needsCluster}, 90000);
@@ -78,7 +83,8 @@ async function invite(poll) {
   } catch (error) {
     $("add-error").textContent = error.message;
   }
-  $("add-invite").disabled = false;
+  inviting = false;
+  allow();
 }
 
 async function tellAddress(poll) {

@@ -30,7 +30,7 @@ export class DevicePicture {
     const active = models.some(status => (status.slots || []).some(slot => slot.is_processing));
     const places = placed(devices, room);
     const shown = JSON.stringify([room, active, links.map(link => [link.from, link.to, linkText(link)]), devices.map(device =>
-      [device.name, device.state, Math.round(20 * device.busy), device.models.map(partText)])]);
+      [device.name, device.state, device.text, Math.round(20 * device.busy), device.models.map(partText)])]);
     if (shown === this.shown) return;
     this.shown = shown;
     const height = Math.max(...[...places.values()].map(place => place.y)) + HEIGHT + 4;

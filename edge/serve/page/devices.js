@@ -103,7 +103,8 @@ class Card {
     setText(this.text, `${sentence(device.text)} Since ${clock(device.since)}.`);
     this.showParts(device.models || []);
     this.showTiers(device.memory || {});
-    const link = links.find(({from, to}) => from === "this device" && to === device.name);
+    const link = device.kind !== "this device" &&
+      links.find(({from, to}) => [from, to].includes("this device") && [from, to].includes(device.name));
     setList(this.figures, [
       typeof device.load === "number" ? ["Load", `${digits(100 * device.load)} %`] : null,
       device.models?.length ? ["Computes", `${digits(100 * device.busy)} % of the time`] : null,

@@ -63,6 +63,7 @@ export async function load() {
     front = answer;
     $("front-notice").textContent = "";
   } catch (error) {
+    if (wanted !== model) return;
     front = {};
     if (error.status !== 404) $("front-notice").textContent = error.message;
   }

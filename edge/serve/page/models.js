@@ -1,6 +1,6 @@
 // The models view: the models of the server, how one of them runs, and models to download.
 
-import {ApiError, get, post} from "./api.js";
+import {get, post} from "./api.js";
 import * as downloads from "./downloads.js";
 import {$, announce, button, bytes, count, make, plain} from "./dom.js";
 import * as front from "./front.js";
@@ -126,7 +126,6 @@ class Card {
       this.value = action === "load" ? "loaded" : "unloaded";
       announce(`${this.name} is ${this.value}.`);
     } catch (error) {
-      if (!(error instanceof ApiError)) throw error;
       this.wrong.textContent = error.message;
     }
     this.changing = false;
