@@ -156,8 +156,8 @@ class ReplicaPipeline:
             copy.close()
 
     def _all_lost(self, flight: _Flight, threads: list[threading.Thread], wire: str) -> None:
-        """Load the copy for the last resort. Raises the error of the last lost copy if it cannot be loaded, or was lost,
-        too."""
+        """Load the copy for the last resort. Raises the error of the last loss if that copy is lost, too, or
+        cannot be loaded."""
         loss = max(self.copies, key=lambda copy: copy.lost_at).loss
         assert loss is not None
         if self._last_resort in self.copies:
