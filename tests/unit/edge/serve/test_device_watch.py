@@ -51,7 +51,7 @@ class Worker:
         self.is_open = False
 
 
-class Asked:
+class Watched:
     """A watch of one worker. Each call of `ask` asks the worker once."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
@@ -77,108 +77,108 @@ class Asked:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
-    return Asked(monkeypatch)
+def pi(monkeypatch: pytest.MonkeyPatch) -> Watched:
+    return Watched(monkeypatch)
 
 
-def test_second_timeout_in_a_row_is_a_loss(asked: Asked) -> None:
+def test_second_timeout_in_a_row_is_a_loss(pi: Watched) -> None:
     timeout = LinkTimeout("no answer")
     for _ in range(2):  # an answer between two timeouts
-        assert asked.ask(None) == LOOK_S
-        assert asked.ask(timeout) == 0.0
-        assert (asked.sight.answers, asked.sight.timeouts) == (True, 1)
-    assert asked.ask(timeout) == AGAIN_S
-    assert (asked.sight.answers, asked.sight.lost_at, asked.sight.why) == (False, asked.clock.now, "no answer")
-    assert (asked.remotes, asked.worker.is_open) == ({}, False)
-    assert asked.ask(timeout) == AGAIN_S  # a lost worker gets no second chance
-    assert asked.ask(None) == LOOK_S
-    assert (asked.sight.answers, asked.sight.lost_at, asked.sight.why, asked.sight.timeouts) == (True, None, "", 0)
-    assert asked.answered == [(A, "pi")] * 2  # once for each connection
+        assert pi.ask(None) == LOOK_S
+        assert pi.ask(timeout) == 0.0
+        assert (pi.sight.answers, pi.sight.timeouts) == (True, 1)
+    assert pi.ask(timeout) == AGAIN_S
+    assert (pi.sight.answers, pi.sight.lost_at, pi.sight.why) == (False, pi.clock.now, "no answer")
+    assert (pi.remotes, pi.worker.is_open) == ({}, False)
+    assert pi.ask(timeout) == AGAIN_S  # a lost worker gets no second chance
+    assert pi.ask(None) == LOOK_S
+    assert (pi.sight.answers, pi.sight.lost_at, pi.sight.why, pi.sight.timeouts) == (True, None, "", 0)
+    assert pi.answered == [(A, "pi")] * 2  # once for each connection
 
 
 @pytest.mark.parametrize("error", [LinkClosed("it broke"), WorkerError("it broke"), OSError("it broke")])
-def test_first_reason_and_time_of_a_loss_stay(asked: Asked, error: Exception) -> None:
-    asked.ask(None)
-    assert asked.ask(error) == AGAIN_S
-    lost_at = asked.clock.now
-    asked.worker.refuses = WorkerError("cannot connect")
-    asked.clock.now += 100
-    assert asked.ask() == AGAIN_S
-    assert (asked.sight.lost_at, asked.sight.why, asked.sight.name) == (lost_at, "it broke", "pi")
+def test_first_reason_and_time_of_a_loss_stay(pi: Watched, error: Exception) -> None:
+    pi.ask(None)
+    assert pi.ask(error) == AGAIN_S
+    lost_at = pi.clock.now
+    pi.worker.refuses = WorkerError("cannot connect")
+    pi.clock.now += 100
+    assert pi.ask() == AGAIN_S
+    assert (pi.sight.lost_at, pi.sight.why, pi.sight.name) == (lost_at, "it broke", "pi")
 
 
-def test_worker_that_never_answered_is_lost(asked: Asked) -> None:
-    asked.worker.refuses = LinkTimeout("cannot connect")
-    assert asked.ask() == AGAIN_S
-    assert (asked.sight.name, asked.sight.profile, asked.sight.why) == ("", None, "cannot connect")
-    assert asked.answered == []
+def test_worker_that_never_answered_is_lost(pi: Watched) -> None:
+    pi.worker.refuses = LinkTimeout("cannot connect")
+    assert pi.ask() == AGAIN_S
+    assert (pi.sight.name, pi.sight.profile, pi.sight.why) == ("", None, "cannot connect")
+    assert pi.answered == []
 
 
-def test_leaving_worker_is_lost_until_it_answers_again(asked: Asked) -> None:
-    asked.ask(None)
-    asked.worker.leaving = True
-    assert asked.ask(None) == LOOK_S
-    assert (asked.sight.answers, asked.sight.why) == (False, "is about to end")
-    asked.ask(LinkTimeout("no answer"))
-    assert asked.sight.why == "is about to end"
-    asked.worker.leaving = False
-    asked.ask(None)
-    assert (asked.sight.answers, asked.sight.why) == (True, "")
+def test_leaving_worker_is_lost_until_it_answers_again(pi: Watched) -> None:
+    pi.ask(None)
+    pi.worker.leaving = True
+    assert pi.ask(None) == LOOK_S
+    assert (pi.sight.answers, pi.sight.why) == (False, "is about to end")
+    pi.ask(LinkTimeout("no answer"))
+    assert pi.sight.why == "is about to end"
+    pi.worker.leaving = False
+    pi.ask(None)
+    assert (pi.sight.answers, pi.sight.why) == (True, "")
 
 
-def test_latency_is_half_of_the_best_recent_question(asked: Asked) -> None:
+def test_latency_is_half_of_the_best_recent_question(pi: Watched) -> None:
     for takes_s, expected in ((0.2, 0.1), (0.1, 0.05), (0.4, 0.0525), (0.08, 0.04)):
-        asked.worker.takes_s = takes_s
-        asked.ask(None)
-        assert asked.sight.latency_s == pytest.approx(expected)
+        pi.worker.takes_s = takes_s
+        pi.ask(None)
+        assert pi.sight.latency_s == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(("n_workers", "times"), [(1, 1.0), (4, 1.0), (5, 1.25), (8, 2.0)])
-def test_many_workers_are_asked_less_often(asked: Asked, n_workers: int, times: float) -> None:
-    assert asked.ask(n_workers=n_workers) == pytest.approx(times * LOOK_S)
+def test_many_workers_are_asked_less_often(pi: Watched, n_workers: int, times: float) -> None:
+    assert pi.ask(n_workers=n_workers) == pytest.approx(times * LOOK_S)
 
 
-def test_slowness_is_read_again_after_some_seconds(asked: Asked) -> None:
-    asked.worker.takes_s = 0.0
-    asked.ask()
-    asked.is_slow = True
+def test_slowness_is_read_again_after_some_seconds(pi: Watched) -> None:
+    pi.worker.takes_s = 0.0
+    pi.ask()
+    pi.is_slow = True
     for seconds, is_slow in ((0.0, False), (module._SLOW_S - 1, False), (1.0, True)):
-        asked.clock.now += seconds
-        asked.ask()
-        assert asked.sight.is_slow == is_slow
+        pi.clock.now += seconds
+        pi.ask()
+        assert pi.sight.is_slow == is_slow
 
 
-def test_watch_goes_on_for_some_seconds_after_the_last_poll(asked: Asked) -> None:
-    asked.watch._looked_at = asked.clock.now
-    asked.clock.now += LOOKED_S
-    assert asked.watch._goes_on()
-    asked.clock.now += 0.01
-    assert not asked.watch._goes_on()
+def test_watch_goes_on_for_some_seconds_after_the_last_poll(pi: Watched) -> None:
+    pi.watch._looked_at = pi.clock.now
+    pi.clock.now += LOOKED_S
+    assert pi.watch._goes_on()
+    pi.clock.now += 0.01
+    assert not pi.watch._goes_on()
 
 
 def test_watch_closes_connections_that_are_not_used_and_begins_again(
-    asked: Asked, monkeypatch: pytest.MonkeyPatch
+    pi: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks: list[int] = []
 
     def look_here() -> float:
         looks.append(0)
-        asked.watch._put(LOCAL, Sight("this device", PROFILE))
+        pi.watch._put(LOCAL, Sight("this device", PROFILE))
         return OWN_S
 
-    monkeypatch.setattr(asked.watch, "_look_here", look_here)
-    worker, watch = asked.worker, asked.watch
+    monkeypatch.setattr(pi.watch, "_look_here", look_here)
+    worker, watch = pi.worker, pi.watch
     watch.look({A: True})
     thread = watch._thread
     assert thread is not None
     until(lambda: watch.look({A: True}).keys() == {LOCAL, A}, "the first answers")
     assert watch.look({}).keys() == {LOCAL}
     until(lambda: not worker.is_open, "the end of the connection")
-    asked.clock.now += OWN_S
+    pi.clock.now += OWN_S
     watch.look({A: True})
     until(lambda: worker.is_open and len(looks) == 2, "the next questions")
     assert watch._thread is thread
-    asked.clock.now += 2 * LOOKED_S
+    pi.clock.now += 2 * LOOKED_S
     thread.join(60)
     assert not thread.is_alive()
     assert not worker.is_open
