@@ -7,8 +7,9 @@ from dataclasses import fields
 from typing import Any
 
 from apps.options import add, given_options, io_chunk, keep_to_cores, option, refuse
+from devices.sizes import parse_bytes
 from edge.llm.options import FLASH_ATTENTION, MAX_IO_THREADS, PREFERENCES, EngineOptions
-from edge.units import memory_options, parse_bytes, positive_int, whole
+from edge.units import memory_options, positive_int, whole
 
 ENGINE_OPTIONS = tuple(field.name for field in fields(EngineOptions))  # a command offers some of them
 

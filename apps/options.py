@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 from apps.errors import UsageError
 from devices.errors import TrustError
+from devices.sizes import parse_bytes
 from edge import units
 from edge.llm.options import MAX_CONTEXT, MAX_IO_CHUNK, MAX_THREADS, MIN_WINDOW
 from partition.predict.drafts import KINDS, SELF
@@ -67,6 +68,11 @@ class Parser(argparse.ArgumentParser):
         """Parse as argparse does, but report an unknown argument as a mistake of the subcommand and not of `edge`."""
         namespace_found, unknown = super().parse_known_args(args, namespace)
         if unknown:
+            if not unknown[0].startswith("-"):
+                hint = "join the values of a list by commas, put names with spaces in quotes"
+                self.error(f"one argument too many: {unknown[0]!r}; {hint}")
+            if unknown[0].partition("=")[0] in ("-m", "--model"):
+                self.error(f"unknown argument {unknown[0]}; write MODEL without an option")
             options = [name for name in self._option_string_actions if name.startswith("--")]
             self.error(f"unknown argument {unknown[0]}{_meant(unknown[0].partition('=')[0], options)}")
         return namespace_found, unknown
@@ -78,11 +84,13 @@ class Parser(argparse.ArgumentParser):
             raise argparse.ArgumentError(action, str(error)) from None
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Check as argparse does, and suggest the choice nearest to a mistyped one."""
+        """Check as argparse does. A mistyped choice gets the nearest one suggested instead of the list of all."""
         try:
             super()._check_value(action, value)
         except argparse.ArgumentError as error:
-            error.message += _meant(str(value), map(str, action.choices or ()))
+            meant = _meant(str(value), map(str, action.choices or ()))
+            if meant:
+                error.message = f"invalid choice: {value!r}{meant}"
             raise
 
 
@@ -114,7 +122,7 @@ def _meant(name: str, known: Iterable[str]) -> str:
 
 def byte_size_or_none(text: str) -> int:
     """Return a size in bytes; "0" gives 0."""
-    return 0 if text.strip() == "0" else units.parse_bytes(text)
+    return 0 if text.strip() == "0" else parse_bytes(text)
 
 
 def address(text: str) -> str:
@@ -190,7 +198,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "--force": {"action": "store_true", "help": "overwrite files"},
     "--gpu-layers": {"type": units.natural, "metavar": "N"},
-    "--gpu-memory": {"type": units.parse_bytes, "metavar": "SIZE"},
+    "--gpu-memory": {"type": parse_bytes, "metavar": "SIZE"},
     "--input": {
         "action": "append", "metavar": "[NAME=]FILE",
         "help": "picture, or .npz file with an array for each ONNX input; repeatable",
@@ -210,7 +218,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--lora": {
         "action": "append", "metavar": "FILE[:SCALE]", "help": "apply a LoRA adapter (default SCALE: 1); repeatable",
     },
-    "--memory": {"type": units.parse_bytes, "metavar": "SIZE"},
+    "--memory": {"type": parse_bytes, "metavar": "SIZE"},
     "--plan": {"type": Path, "metavar": "FILE", "help": "run a saved plan, instead of --workers"},
     "--png": {"type": Path, "metavar": "FILE", "help": "draw size against divergence"},
     "--prefix-cache": {
@@ -393,5 +401,8 @@ def model_path(spec: str | None) -> Path:
     from apps.show.progress import progress
     from edge.models import paths
 
+    local = paths.local_path(spec)
+    if local is not None:
+        return local
     with progress(f"Fetching {spec}") as show:
-        return paths.model_path(spec, show)
+        return paths.pull(spec, show)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from devices.sizes import parse_bytes
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
-
-_SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?)\s*([KMGT]?)(i?)B", re.IGNORECASE)
 
 
 @contextmanager
@@ -99,11 +98,7 @@ class Table:
         value = self.get(key)
         if value is None:
             return None
-        match = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
-        size = 0
-        if match:
-            base = 1024 if match[3] else 1000
-            size = int(float(match[1]) * base ** " KMGT".index(match[2].upper() or " "))
-        if not 0 < size < 2**60:
+        try:
+            return parse_bytes(value if isinstance(value, str) else "")
+        except ValueError:
             self.refuse(key, 'needs a size such as "1GiB" or "900MiB"')
-        return size

@@ -11,8 +11,12 @@ from edge.siblings import import_siblings
 def main() -> int:
     """Run the command line and return its exit code."""
     # The package `apps` is above `edge` in the layers, so it is imported by name.
-    import_siblings("apps")
-    code: int = importlib.import_module("apps.cli").main()
+    try:
+        import_siblings("apps")
+        run = importlib.import_module("apps.cli").main
+    except KeyboardInterrupt:  # the imports of a busy device take seconds
+        return 130
+    code: int = run()
     return code
 
 

@@ -10,21 +10,10 @@ import re
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 
-MOST_BYTES = 2**60
+from devices.sizes import parse_bytes
+
 MOST_WHOLE = 2**31 - 1
 _SPAN_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-
-
-def parse_bytes(text: str) -> int:
-    """Return bytes from "2GiB", "900MiB", "1.5GB" or "943718400B". Raises ValueError for other text or over 1024PiB."""
-    match = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,6})?)\s*([KMGT]?)(i?)B", text.strip(), re.IGNORECASE)
-    if not match:
-        raise ValueError(f"needs a size such as 2GiB, 900MiB or 943718400B, got {text!r}")
-    base = 1024 if match[3] else 1000
-    size = int(float(match[1]) * base ** " KMGT".index(match[2].upper() or " "))
-    if not 0 < size < MOST_BYTES:
-        raise ValueError(f"needs a size from 1B to 1024PiB, got {text!r}")
-    return size
 
 
 def as_bytes(size: int | str | None) -> int | None:

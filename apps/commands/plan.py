@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from apps import distributed, planning
 from apps.options import add, check_output, is_onnx, option, refuse, set_common
 from apps.show.table import print_columns, print_json, print_notes
-from edge.units import parse_bytes, positive
+from devices.sizes import parse_bytes
+from edge.units import positive
 from partition.predict.objectives import OBJECTIVES, SEARCHED, default_axes, searched
 from quant.text import printable, seconds_text
 

@@ -20,7 +20,8 @@ from apps.options import (
 )
 from apps.show.progress import progress
 from apps.show.table import figure, print_columns, print_json, print_note, print_notes, print_table
-from edge.units import between, items, parse_byte_range, parse_bytes, positive_int, whole
+from devices.sizes import parse_bytes
+from edge.units import between, items, parse_byte_range, positive_int, whole
 from quant.gguf.elastic import MOST_SIZES
 from quant.text import bytes_text, counted, number_text
 

@@ -8,8 +8,9 @@ from pathlib import Path
 from apps.engine_options import MemoryAction
 from apps.errors import UsageError
 from apps.options import add, check_usable, device_name, option, set_common
+from devices.sizes import parse_bytes
 from edge.llm.options import MAX_THREADS
-from edge.units import memory_options, parse_bytes
+from edge.units import memory_options
 
 HELP = "Let other devices use this one: run as a daemon that they reach over the network."
 

@@ -25,6 +25,14 @@ def model_path(model: PathLike | None, progress: Progress | None = None) -> Path
     Raises ModelFileError, with the nearest known name, if there is no such file. Raises HubError if it cannot be
     fetched.
     """
+    return local_path(model) or pull(os.fspath(model or ""), progress)
+
+
+def local_path(model: PathLike | None) -> Path | None:
+    """Return the path of a model as `model_path` does, or None if the model must be fetched first.
+
+    Raises ModelFileError and HubError if no such model can exist.
+    """
     if model is None:
         return MODEL_PATH
     path, spec = Path(model), os.fspath(model)
@@ -38,7 +46,7 @@ def model_path(model: PathLike | None, progress: Progress | None = None) -> Path
     file = "" if known is not None else addresses.parse(spec).file
     if is_gguf(file) and (kind := kind_by_name(file)):
         raise HubError(f"{spec} is not a model: {use_of(kind, file)}")
-    return _here(spec, known) or pull(spec, progress)
+    return _here(spec, known)
 
 
 def pull(spec: str, progress: Progress | None = None) -> Path:

@@ -219,7 +219,8 @@ def looks_like(head: bytes) -> str:
     if head[:4] in (b"lmgg", b"fmgg", b"tjgg"):
         return "it looks like a ggml file from before GGUF; convert the original model to GGUF"
     if head[:1] == b"\x08" and head[2:3] in (b"\x12", b"\x1a", b"\x22", b"\x3a", b"\x42"):
-        return "it looks like ONNX"  # a ModelProto: field 1 (version), then producer, graph or opset
+        # a ModelProto: field 1 (version), then producer, graph or opset
+        return "it looks like ONNX; edge run and edge serve take such a file if its name ends in .onnx"
     if text.startswith((b"{", b"[")):
         return "it looks like JSON"
     if not head.strip(b"\x00"):

@@ -21,7 +21,7 @@ import edge.models.shapes
 from apps.errors import exit_code
 from apps.options import Parser, set_common
 from edge.errors import EdgeError, HubError, NoRoom
-from quant.errors import QuantError
+from quant.errors import ModelFileError, QuantError
 from tests.support.helpers import EDGE, ROOT, assert_one_line_error, run_edge
 
 HEAVY = {"numpy", "llama_cpp", "rich", "prompt_toolkit", "jinja2", "huggingface_hub"}
@@ -75,7 +75,7 @@ def test_version() -> None:
 
 def test_an_unknown_command() -> None:
     assert_one_line_error(run_edge("dance"), 2, "dance", *apps.cli.COMMANDS)
-    assert_one_line_error(run_edge("chta"), 2, "'chta'", "; did you mean chat? (see edge --help)")
+    assert_one_line_error(run_edge("chta"), 2, "COMMAND: invalid choice: 'chta'; did you mean chat? (see edge --help)")
 
 
 @pytest.mark.parametrize(
@@ -88,11 +88,18 @@ def test_an_unknown_command() -> None:
         (("model", "info", "--contxt=9"), ("edge model info: ", "did you mean --context?", "edge model info --help")),
         (("model", "inof"), ("edge model: ", "did you mean info?", "edge model --help")),
         (("chat", "--kv-type", "q8"), ("edge chat: argument --kv-type: ", "did you mean q8_0?", "edge chat --help")),
-        (("bench", "a.gguf", "b.gguf"), ("edge bench: unknown argument b.gguf (see edge bench --help)",)),
+        (("chat", "-m", "a.gguf"), ("edge chat: unknown argument -m; write MODEL without an option (see",)),
+        (("bench", "a.gguf", "b.gguf"), ("edge bench: one argument too many: 'b.gguf';", "(see edge bench --help)")),
     ],
 )
 def test_a_mistyped_option_names_the_nearest(arguments: tuple[str, ...], said: tuple[str, ...]) -> None:
     assert_one_line_error(run_edge(*arguments), 2, *said)
+
+
+def test_a_model_that_exists_nowhere_shows_no_fetching(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("apps.show.progress.progress", lambda *_: pytest.fail("shows that it fetches"))
+    with pytest.raises(ModelFileError, match="no such file: xyz"):
+        apps.options.model_path("xyz")
 
 
 def test_no_command_prints_five_commands_to_begin_with() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from devices.processes.interpreter import module_command
+from edge.__main__ import main
 from edge.siblings import NEEDED
 from tests.packages.building import built, copied
 from tests.support import ROOT
@@ -159,3 +160,11 @@ def test_the_wheel_works_beside_them_and_its_command_is_edge(tmp_path: Path) -> 
     assert points.read_text().split() == ["[console_scripts]", "edge", "=", "edge.__main__:main"]
     script = "import sys; from edge.__main__ import main; sys.exit(main())"
     assert python("-c", script, "--version", cwd=folder, path=site).stdout.startswith("edge ")
+
+
+def test_ctrl_c_during_the_imports_ends_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("edge.__main__.import_siblings", interrupt)
+    assert main() == 130

@@ -10,6 +10,7 @@ from apps.commands import devices
 from devices import remembered as cache
 from devices.catalog import CATALOG
 from devices.cluster_file import Cluster, ClusterDevice, ClusterLink
+from devices.sizes import parse_bytes
 from edge.cluster import failures
 from edge.errors import WorkerError
 from edge.models.demo import MODEL_PATH
@@ -18,7 +19,6 @@ from edge.planning import describe
 from edge.profiling.llm_survey import estimated
 from edge.profiling.machine import rate_text
 from edge.profiling.profile import ASSUMED_LINK, with_links, with_overrides
-from edge.units import parse_bytes
 from partition.model.file import ModelFile
 from partition.model.model import ModelShape
 from partition.plan.plan import LOCAL
@@ -159,7 +159,9 @@ def test_rates_ages_and_sizes_in_words() -> None:
     assert [age_text(s) for s in (0.5, 59, 60, 3599, 3600)] == ["now", "59 s ago", "1 min ago", "60 min ago", "1 h ago"]
     assert [bytes_text(n) for n in (1000, 1536, 3 << 20, 5 << 29)] == ["1000 B", "1.50 KiB", "3.00 MiB", "2.50 GiB"]
     assert [count_text(n) for n in (999, 1500, 7_000_000, 1_100_000_000)] == ["999", "1.50 K", "7.00 M", "1.10 B"]
-    assert [parse_bytes(text) for text in ("2GiB", "3GB", "900MiB", "1.5MB", "12B")] == [
+    assert [parse_bytes(text) for text in ("2GiB", "2G", "2gi", "3GB", "900MiB", "1.5MB", "12B")] == [
+        2 << 30,
+        2 << 30,
         2 << 30,
         3_000_000_000,
         900 << 20,
