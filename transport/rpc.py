@@ -5,7 +5,9 @@ Two methods carry raw bytes instead of messages (RAW), because protobuf around a
 
 from __future__ import annotations
 
+import atexit
 import functools
+import gc
 import threading
 import time
 from collections import Counter
@@ -45,6 +47,17 @@ def _types(method: Any) -> tuple[Any, Any]:
         None if method.name in RAW else request,
         None if method.output_type.name == "Raw" else response,
     )
+
+
+@atexit.register
+def _finalize_early() -> None:
+    """Finalize unused calls before the interpreter ends, and no calls later.
+
+    The finalizer of a gRPC call waits for a lock. The end of the interpreter stops daemon threads, such as those of
+    gRPC, even while they hold that lock, and the program would then never end.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def handlers(servicer: object, wrap: Callable[[str, Handler], Handler]) -> grpc.GenericRpcHandler:

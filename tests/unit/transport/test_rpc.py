@@ -105,3 +105,26 @@ def test_messages_and_raw_bytes_get_through() -> None:
     assert rpc.RAW.issubset(methods)
     assert rpc.STREAMED.issuperset({"Session", "Offer"})
     assert not {"Describe", "Upload"} & rpc.STREAMED
+
+
+LATE = """
+import transport.rpc
+
+class Call:  # as a call of gRPC, part of a circle, and finalized under a lock
+    def __init__(self, name):
+        self.name, self.itself = name, self
+
+    def __del__(self):
+        print(self.name, flush=True)
+
+Call("unused")
+kept = Call("used")
+"""
+
+
+def test_no_call_is_finalized_after_the_threads_have_ended() -> None:
+    """One of them may have ended with the lock that the finalizer waits for."""
+    done = subprocess.run(
+        [sys.executable, "-c", LATE], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == "unused\n"
