@@ -29,6 +29,8 @@ def main() -> int:
     except (EdgeError, OSError) as error:
         _answer(error=str(error), is_address=isinstance(error, OSError))
         return 1
+    except KeyboardInterrupt:  # uvicorn raises its signal again once it has ended
+        return 0
     return 0
 
 

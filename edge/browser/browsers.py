@@ -10,6 +10,7 @@ import json
 import os
 import secrets
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -92,7 +93,7 @@ class Browsers:
         """
         with locked(self._folder):
             digest = _digest(token)
-            browser = next((browser for browser in self._all() if browser.token == digest), None)
+            browser = next((browser for browser in self.all() if browser.token == digest), None)
             if browser is None:
                 raise Refused("This link was used already, or is not valid. Ask for a new one.")
             if (time.time() if now is None else now) >= browser.expires:
@@ -104,7 +105,7 @@ class Browsers:
     def name_of(self, key: str) -> str | None:
         """Return the name of the browser with this key, or None if there is none."""
         digest = _digest(key)
-        return next((browser.name for browser in self._all() if browser.key == digest), None)
+        return next((browser.name for browser in self.all() if browser.key == digest), None)
 
     def port(self, name: str) -> int:
         """Return the port of a browser's worker; 0 if none was chosen yet."""
@@ -138,9 +139,18 @@ class Browsers:
 
     def names(self) -> list[str]:
         """Return the names of all browsers."""
-        return [browser.name for browser in self._all()]
+        return [browser.name for browser in self.all()]
 
-    def _all(self) -> list[Browser]:
+    def changes(self) -> dict[str, float]:
+        """Return when the record of each browser changed last, in Unix seconds."""
+        times = {}
+        for path in self._folder.glob(f"*/{_FILE}"):
+            with suppress(FileNotFoundError):  # it was removed meanwhile
+                times[path.parent.name] = path.stat().st_mtime
+        return times
+
+    def all(self) -> list[Browser]:
+        """Return the records of all browsers."""
         return [self._load(path.parent.name) for path in sorted(self._folder.glob(f"*/{_FILE}"))]
 
     def _load(self, name: str) -> Browser:

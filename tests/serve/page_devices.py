@@ -55,7 +55,7 @@ def add_device(stage: Stage, name: str, folder: Path, stack: ExitStack) -> Worke
     )
     page.type(here(device))
     page.press("Enter", "\r")
-    page.wait_for(f"document.getElementById('add-state').textContent.startsWith('{name} has joined')")
+    page.wait_for(f"document.getElementById('add-result-title').textContent === '{name} has joined'")
     return device
 
 
@@ -84,7 +84,7 @@ def _scenario(stage: Stage, server: Server, folder: Path, picture: Callable[[str
     stream = Stream(server)
     is_in(stage, "nas", "computing")
     assert page.value(f"{card('nas')}.includes('Layer 7 of') && {card('nas')}.includes('free of')")
-    page.wait_for(f"/Computes\\n+[1-9]/.test({card('pi')})")  # its share of the time
+    page.wait_for(f"/Computing\\n+[1-9]/.test({card('pi')})")  # its share of the time
     picture(f"devices-{NARROW}")
     assert page.value("document.getElementById('devices-picture').hasAttribute('hidden')")
     look(stage, WIDE)
@@ -97,7 +97,7 @@ def _scenario(stage: Stage, server: Server, folder: Path, picture: Callable[[str
         look(stage, width)
         press(page, f"Pause {name}")
         is_in(stage, name, "paused")
-        page.wait_for(f"{card(name)}.includes('Paused: no plan uses it. ')")  # the model has moved
+        page.wait_for(f"{card(name)}.includes('Paused: no plan uses it.')")  # the model has moved
         picture(f"paused-{width}")
         press(page, f"Resume {name}")
         is_in(stage, name, "computing")

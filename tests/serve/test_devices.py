@@ -8,12 +8,15 @@ from pathlib import Path
 import httpx
 import pytest
 
+from devices.paths import config_folder
+from edge.browser.browsers import Browsers
 from edge.models.demo import MODEL_PATH
 from edge.models.local_slices import OwnSlices
 from edge.planning.arrange import shared
 from partition.model.file import ModelFile
 from tests.serve.devices_server import NAME, Server, Stream, here, joining, serving_devices
 from tests.support.helpers import until
+from tests.support.workers import worker
 
 
 @pytest.fixture
@@ -78,3 +81,21 @@ def test_a_device_is_invited_used_paused_lost_and_removed(server: Server, tmp_pa
         response = httpx.post(f"{server.url}/v1/plan", json={"plan": plan.to_json()})
         assert response.status_code == 403
         assert "paused or removed" in response.json()["error"]["message"]
+
+
+def test_a_page_that_opens_the_link_becomes_a_device_without_a_cluster(server: Server, tmp_path: Path) -> None:
+    link = server.post("/v1/cluster/invitations", name="phone", browser=True)["link"]
+    invited = server.device("phone")
+    assert (invited["state"], invited["kind"], invited["since"] < 60) == ("joining", "browser", True)
+    assert "its link is opened there" in invited["text"]
+    assert httpx.get(link).status_code == 200
+    browsers = Browsers(config_folder() / "browsers")
+    browsers.join(link.partition("#")[2])  # as the page does
+    with worker(tmp_path / "phone", "--name", "phone", "--no-announce") as page:  # as the bridge starts it
+        browsers.remember_port("phone", page.port)
+        until(lambda: server.device("phone")["state"] == "ready", "the page to join")
+    until(lambda: server.device("phone")["state"] == "lost", "its loss")
+    assert "open its page" in server.device("phone")["text"]
+    server.delete("/v1/cluster/devices/phone?revoke=true")
+    assert server.device("phone") == {}
+    assert browsers.names() == []

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests.serve.devices_server import serving_devices
-from tests.serve.page_actions import SIZES, Stage
-from tests.serve.page_devices import scenario
+from tests.serve.page_actions import SIZES, Stage, click
+from tests.serve.page_devices import is_in, scenario
 from tests.support.axe import violations
 from tests.support.browser import browser
 
@@ -25,6 +25,32 @@ def test_each_action_of_the_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
         scenario(stage, server, tmp_path, picture)
         assert [text for text in page.complaints if "favicon" not in text] == []
+
+
+def test_a_phone_joins_by_its_link_and_comes_back_after_its_tab_was_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving_devices(tmp_path, monkeypatch) as server, browser(tmp_path / "profile") as page:
+        stage = Stage(page, server.url, tmp_path)
+        stage.open(390)
+        stage.go("devices")
+        click(page, "Add a device")
+        page.value("document.getElementById('add-phone').click(); document.getElementById('add-name').focus()")
+        page.type("phone")
+        page.press("Enter", "\r")
+        shown = "document.getElementById('add-link')"
+        link = page.wait_for(f"{shown}.checkVisibility() && {shown}.href")
+        assert str(link).startswith("https://")  # though the server listens on this machine only
+        is_in(stage, "phone", "joining")
+        for _ in range(2):
+            with browser(tmp_path / "phone") as phone:
+                phone.call("Security.setIgnoreCertificateErrors", ignore=True)  # as a person chooses to continue
+                phone.call("Page.navigate", url=link)
+                is_in(stage, "phone", "ready")
+                page.wait_for("document.getElementById('add-result-title').textContent === 'phone has joined'")
+                phone.wait_for("document.getElementById('state').textContent === 'Ready, waiting for work.'")
+            is_in(stage, "phone", "lost")
+            page.wait_for("document.getElementById('device-cards').innerText.includes('open its page there')")
 
 
 @pytest.mark.parametrize("width", SIZES)

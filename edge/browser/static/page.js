@@ -8,6 +8,7 @@ const GIB = 2 ** 30, MIB = 2 ** 20;
 const PHONE_BYTES = 1.5 * GIB; // what tabs on phones may use, if the browser does not tell more
 const SPEED_WINDOW_MS = 4000;
 const COMPUTE = ["decode", "onnx_run"];
+const REFUSED = "This device cannot help"; // begin of the bridge's text
 const AWAKE_MS = 60_000; // the screen stays on for this long after the last computation
 // A module with one SIMD instruction.
 const SIMD = new Uint8Array([
@@ -67,6 +68,7 @@ function onState(state, text) {
   connected = state === "connected";
   const ended = ["replaced", "refused", "left"].includes(state);
   element("pause").disabled = element("leave").disabled = ended;
+  if (connected && problem.startsWith(REFUSED)) problem = ""; // the bridge tries again
   if (state === "lost") show(`Connection lost, trying again: ${text}.`, true);
   else if (state === "replaced") {
     element("here").hidden = false;
@@ -81,7 +83,8 @@ function onActivity(name, fields) {
   if (name === "loading") {
     loading = fields.fraction;
   } else if (name === "show") {
-    element("model").textContent = fields.model || fields.text || "nothing yet";
+    if (fields.text) problem = `${fields.text}. Reload this page to try again.`;
+    element("model").textContent = fields.model || "nothing yet";
     element("layers").textContent = fields.layers || "–";
   } else if (name === "full") {
     problem = "The storage for this page is full. Its part of the model is not kept, and is sent again next time.";

@@ -25,8 +25,7 @@ from partition.plan.plan import LOCAL
 
 _NO_CLUSTER = "this machine has no cluster yet; send `init`: true to create one, or run `edge cluster init`"
 _ONLY_HERE = (
-    "This link works on this machine only, because the server listens on this machine only. For a phone, start the"
-    " server with --host 0.0.0.0 and a key, or run `edge cluster invite NAME --browser`."
+    "It works on this machine only, because this machine has no cluster, whose certificate secures links to others."
 )
 _WARNS = "The browser warns that it does not know the cluster's certificate: choose to continue."
 
@@ -48,6 +47,9 @@ class ServedDevices:
         if self._left_out is None:
             self._left_out = await asyncio.to_thread(self._file.load)
             self._leave_out()
+            members = await asyncio.to_thread(self._members.known)
+            if any(member.is_browser and member.state == "joined" for member in members):
+                self._bridge.begin(has_cluster=await asyncio.to_thread(cluster.has_cluster))
 
     async def close(self) -> None:
         """Stop watching, and end the bridge."""
@@ -123,11 +125,15 @@ class ServedDevices:
             elif problem and not (browser and is_loopback(self._host)):
                 raise BadRequest(problem if "another machine" in problem else _NO_CLUSTER, "name")
             await self.start()
+            members = await asyncio.to_thread(self._members.known)
+            if any(member.name == name and member.state == "joined" and not member.is_browser for member in members):
+                raise BadRequest(f"there is a device {name} already; choose another name", "name")
             expires = time.time() + lifetime_s
             values = {"name": name, "token": None, "command": None, "link": None, "qr": None, "note": None}
             if browser:
-                link = await self._bridge.link(name, lifetime_s)
-                note = _ONLY_HERE if is_loopback(self._host) else _WARNS
+                has_cluster = await asyncio.to_thread(cluster.has_cluster)
+                link = await self._bridge.link(name, lifetime_s, has_cluster=has_cluster)
+                note = _WARNS if link.startswith("https:") else _ONLY_HERE
                 values |= {"link": link, "qr": await asyncio.to_thread(_qr_code, link), "note": note}
             else:
                 token = await asyncio.to_thread(cluster.invite, name, lifetime_s)

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
-from devices.errors import TrustError
-from devices.names import host_name
+from devices.discovery import announced_addresses
+from devices.errors import DiscoveryError, TrustError
+from devices.names import host_name, join_address
 from devices.paths import authority_folder, config_folder, credentials_folder
 from devices.trust import credentials
 from devices.trust.authority import Authority, is_owned
 from devices.trust.certificates import OWNER
 from devices.trust.roster import MEMBERS_FILE, Member, Roster
-from edge.browser.browsers import Browsers
+from edge.browser.browsers import Browser, Browsers
 from edge.cluster.members import last_address
 
 _AGAIN_S = 5.0  # the list of browsers is read at most this often
 _FOLDER = "browsers"
+_HERE = "127.0.0.1"  # host of the workers of pages without a certificate
+_EVERYWHERE = "0.0.0.0"  # host of the workers of pages with one
 
 
 @dataclass(frozen=True)
@@ -35,9 +39,10 @@ class Members:
     """Members of the cluster. The files are read again only after they have changed."""
 
     def __init__(self) -> None:
-        self._version: tuple[int, int] | None = None
+        self._version: tuple[tuple[int, int] | None, dict[str, float]] | None = None
         self._members: list[Member] = []
-        self._browsers: set[str] = set()
+        self._browsers: list[Browser] = []
+        self._changes: dict[str, float] = {}  # time of the last change of each browser's record, by name
         self._addresses: dict[str, str] = {}
         self._read_at = -_AGAIN_S
 
@@ -64,33 +69,62 @@ class Members:
         except (TrustError, OSError):
             return []
         now = time.time()
-        return [
+        pages = {browser.name: browser for browser in self._browsers}
+        members = [
             KnownMember(
                 member.name,
                 member.state,
                 member.since,
                 member.expires,
-                self._addresses.get(member.name, ""),
-                member.name in self._browsers,
+                _address(pages[member.name]) if member.name in pages else self._addresses.get(member.name, ""),
+                member.name in pages,
             )
             for member in self._members
             if member.role != OWNER and member.state_at(now) in ("invited", "joined")
         ]
+        # The pages of a machine without a cluster have no certificates: the list of members lacks them.
+        for name in pages.keys() - {member.name for member in members}:
+            page = pages[name]
+            if page.key is not None or now < page.expires:
+                state = "invited" if page.key is None else "joined"
+                since = self._changes.get(name, now)
+                address = join_address(_HERE, page.port) if page.port else ""
+                members.append(KnownMember(name, state, since, page.expires, address, is_browser=True))
+        return members
 
     def _read(self) -> None:
         folder, now = authority_folder(), time.monotonic()
-        try:
-            stat = (folder / MEMBERS_FILE).stat()
-        except FileNotFoundError:
-            self._version, self._members = None, []
-            return
-        version = stat.st_mtime_ns, stat.st_size
+        browsers = Browsers(config_folder() / _FOLDER)
+        changes = browsers.changes()
+        version = _version(folder / MEMBERS_FILE), changes
         if version == self._version and now - self._read_at < _AGAIN_S:
             return
-        self._members = list(Roster.load(folder).members.values())
-        self._browsers = set(Browsers(config_folder() / _FOLDER).names())
+        self._members = list(Roster.load(folder).members.values()) if version[0] else []
+        self._browsers, self._changes = browsers.all(), changes
         self._addresses = {member.name: last_address(member.name) or "" for member in self._members}
         self._version, self._read_at = version, now
+
+
+def _address(page: Browser) -> str:
+    """Return the address of the worker of a page that is a member, at which other members reach it; "" without one."""
+    try:
+        return join_address(announced_addresses(_EVERYWHERE)[0], page.port) if page.port else ""
+    except DiscoveryError:  # this machine has no network
+        return join_address(_HERE, page.port)
+
+
+def has_cluster() -> bool:
+    """Return True if this machine owns a cluster."""
+    return is_owned(authority_folder())
+
+
+def _version(path: Path) -> tuple[int, int] | None:
+    """Return a value that changes with a file, or None if there is no file."""
+    try:
+        stat = path.stat()
+    except FileNotFoundError:
+        return None
+    return stat.st_mtime_ns, stat.st_size
 
 
 def create_cluster() -> None:
@@ -105,5 +139,6 @@ def invite(name: str, lifetime_s: float) -> str:
 
 def revoke(name: str) -> None:
     """Refuse a member, or withdraw an invitation. Raises TrustError."""
-    Authority.open(authority_folder(), credentials_folder()).revoke(name)
-    Browsers(config_folder() / _FOLDER).forget(name)
+    is_forgotten = Browsers(config_folder() / _FOLDER).forget(name)
+    if is_owned(authority_folder()) and (name in Roster.load(authority_folder()).members or not is_forgotten):
+        Authority.open(authority_folder(), credentials_folder()).revoke(name)

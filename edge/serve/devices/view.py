@@ -73,6 +73,7 @@ class DevicesView:
             "since": self._since(device, state),
             "text": text,
             "member": device.member is not None,
+            "invited": _is_invited(device),
             "secure": sight.is_member,
             "memory": _tiers(device),
             "load": profile.load if profile and sight.answers else None,
@@ -99,7 +100,7 @@ class DevicesView:
             at = device.sight.lost_at
         elif state == PAUSED and device.left_out is not None:
             at = now - max(0.0, time.time() - device.left_out.since)
-        elif state == JOINING and device.member is not None:
+        elif device.member is not None and _is_invited(device):
             at = now - max(0.0, time.time() - device.member.since)
         self._states[device.name] = state, at
         return max(0.0, now - at)
@@ -200,7 +201,7 @@ def _state(device: Device, statuses: Sequence[Mapping[str, Any]], lost_s: float 
         moving = f"; {names} moves to other devices" if names else ""
         return PAUSED, f"{'removed' if device.left_out.removed else 'paused'}: no plan uses it{moving}"
     member, sight = device.member, device.sight
-    if member is not None and member.state == "invited" and not sight.answers:
+    if member is not None and _is_invited(device):
         until = time.strftime("%H:%M", time.localtime(member.expires))
         what = "its link is opened there" if member.is_browser else "`edge worker --join` runs there"
         return JOINING, f"invited until {until}: it joins when {what}"
@@ -209,7 +210,9 @@ def _state(device: Device, statuses: Sequence[Mapping[str, Any]], lost_s: float 
     if sight.profile is None and device.address != LOCAL:
         if device.address:
             return JOINING, "this server is connecting to it"
-        return LOST, "it has not answered since this server started; start `edge worker` there"
+        if _kind(device) == BROWSER:
+            return JOINING, "its page is being checked; keep it open and visible"
+        return LOST, f"it has not answered since this server started; {_back(device)}"
     if sight.is_slow:
         return SLOW, f"a model found it slower than before{f'; it is used by {names}' if names else ''}"
     holds = listed([_part_text(part) for part in device.parts])
@@ -220,6 +223,11 @@ def _state(device: Device, statuses: Sequence[Mapping[str, Any]], lost_s: float 
     if holds:
         return READY, f"holds {holds}"
     return READY, "no model uses it" if device.address != LOCAL else "no model is loaded"
+
+
+def _is_invited(device: Device) -> bool:
+    """Return True if the device has not used its invitation yet."""
+    return device.member is not None and device.member.state == "invited" and not device.sight.answers
 
 
 def _part_text(part: Mapping[str, Any]) -> str:
@@ -235,7 +243,12 @@ def _loss(device: Device, statuses: Sequence[Mapping[str, Any]], lost_s: float) 
     why = device.sight.why or "it does not answer"
     for name in (device.name, device.address):
         why = why.removeprefix(f"{name}: ").removeprefix(f"{name} ").removeprefix("at ").removeprefix(device.address)
-    texts = [f"lost: {why.strip() or 'it does not answer'}"]
+    why = why.strip()
+    if why.startswith(("gave ", "went ", "is ", "did ", "has ")):  # the name was its subject
+        why = f"it {why}"
+    texts = [f"lost: {why or 'it does not answer'}"]
+    if _kind(device) == BROWSER:
+        texts[0] += f"; {_back(device)}"
     since = time.time() - lost_s - _BEFORE_S
     for status in statuses:
         lines = [event["text"] for event in status.get("events", ()) if event["time"] >= since]
@@ -248,6 +261,11 @@ def _loss(device: Device, statuses: Sequence[Mapping[str, Any]], lost_s: float) 
             waits = "its answers wait until other devices take over" if status.get("slots") else "no answer was running"
             texts.append(f"{model}: {waits}")
     return ". ".join(texts)
+
+
+def _back(device: Device) -> str:
+    """Return what a person does to use a lost device again."""
+    return "open its page there, and keep it visible" if _kind(device) == BROWSER else "start `edge worker` there"
 
 
 def _links(devices: Sequence[Device], statuses: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:

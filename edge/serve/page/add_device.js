@@ -7,6 +7,7 @@ let name = "";         // of the device that was invited in the open dialog
 let needsCluster = false;
 let problem = "";      // reason why no device can be added; "" if devices can be added
 let inviting = false;
+let expires = 0;       // Unix seconds, of the invitation
 
 /** Install the event handlers. `poll`: polls the state of the devices. */
 export function start(poll) {
@@ -29,21 +30,29 @@ export function show({cluster = {}, devices = []}) {
   allow();
   if (!$("add-dialog").open || !name) return;
   const device = devices.find(one => one.name === name);
-  const joined = device && device.state !== "joining";
-  const text = joined ? `${name} has joined and is ${device.state}. Find plans with it in the view Models.` :
-    device ? `Waiting for ${name} to join\u2026` : "";
+  const joined = device && !["joining", "lost"].includes(device.state);
+  const over = !joined && Date.now() > 1e3 * expires;
+  const text = joined ? `It is ${device.state}. Find plans with it in the view Models.` :
+    over ? "The invitation has expired. Close this and invite the device again." :
+    device && !device.invited ? `${name}: ${device.text}` : `Waiting for ${name} to join\u2026`;
   if ($("add-state").textContent === plain(text)) return;
   $("add-state").textContent = plain(text);
-  if (joined) announce(text);
-  $("address-row").hidden = joined || !$("add-command-part").checkVisibility();
+  if (!joined && !over) return;
+  announce(joined ? `${name} has joined. ${text}` : text);
+  $("add-command-part").hidden = $("add-phone-part").hidden = $("add-note").hidden = $("address-row").hidden = true;
+  if (joined) $("add-result-title").textContent = plain(`${name} has joined`);
 }
 
-function allow() { $("add-invite").disabled = inviting || (Boolean(problem) && !needsCluster); }
+function allow() {
+  $("add-invite").disabled = inviting || (Boolean(problem) && !needsCluster);
+  $("add-invite").textContent = inviting ? "Inviting\u2026" : "Invite";
+}
 
 function open(dialog) {
   name = "";
   $("add-form").hidden = false;
   $("add-result").hidden = true;
+  $("add-note").hidden = false;
   $("add-error").textContent = $("add-state").textContent = "";
   $("add-name").value = $("add-command").textContent = "";
   $("device-address").value = $("address-error").textContent = "";
@@ -60,7 +69,7 @@ async function invite(poll) {
   try {
     const answer = await post("v1/cluster/invitations",
       {name: $("add-name").value.trim(), browser, init: needsCluster}, 90000);
-    name = answer.name;
+    ({name, expires} = answer);
     $("add-form").hidden = true;
     $("add-result").hidden = false;
     $("add-command-part").hidden = browser;
@@ -69,6 +78,8 @@ async function invite(poll) {
     const until = new Date(1e3 * answer.expires).toLocaleTimeString([], {hour: "2-digit", minute: "2-digit"});
     if (browser) {
       $("add-link").href = $("add-link").textContent = answer.link;
+      const isHere = ["127.0.0.1", "localhost", "[::1]"].includes(new URL(answer.link).hostname);
+      $("add-scan").hidden = $("add-code").hidden = isHere;  // a camera could not open it
       const [size, lines] = [/ width="(\d+)"/, / d="([^"]*)"/].map(part => part.exec(answer.qr)?.[1] || "");
       $("add-code").replaceChildren(draw("svg", {viewBox: `0 0 ${size} ${size}`, role: "img",
         "aria-label": "QR code of the link"}, draw("path", {d: lines, stroke: "#000000"})));

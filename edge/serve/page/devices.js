@@ -81,7 +81,9 @@ class Card {
   constructor(name) {
     this.name = name;
     this.state = make("span", {class: "state"});
-    this.text = make("p");
+    this.since = make("time", {class: "quiet"});
+    this.words = make("span");
+    this.text = make("p", {}, this.since, " ", this.words);
     this.parts = make("div", {class: "parts"});
     this.tiers = make("dl", {class: "tiers"});
     this.figures = make("dl", {class: "facts"});
@@ -100,14 +102,18 @@ class Card {
     this.device = device;
     this.element.className = state;
     setText(this.state, WORDS[state] || state);
-    setText(this.text, `${sentence(device.text)} Since ${clock(device.since)}.`);
-    this.showParts(device.models || []);
+    this.state.title = `since ${clock(device.since)}`;
+    setText(this.since, clock(device.since));
+    setText(this.words, sentence(device.text));
+    this.text.hidden = Boolean(device.models?.length) && ["ready", "computing"].includes(state);  // the parts say it
+    const parts = device.models || [], isEmpty = part => !((part.layers?.[1] || 0) > part.layers?.[0]);
+    this.showParts(parts.filter(part => !isEmpty(part) || parts.every(other => other.model !== part.model || isEmpty(other))));
     this.showTiers(device.memory || {});
     const link = device.kind !== "this device" &&
       links.find(({from, to}) => [from, to].includes("this device") && [from, to].includes(device.name));
     setList(this.figures, [
       typeof device.load === "number" ? ["Load", `${digits(100 * device.load)} %`] : null,
-      device.models?.length ? ["Computes", `${digits(100 * device.busy)} % of the time`] : null,
+      device.models?.length ? ["Computing", `${digits(100 * device.busy)} % of the time`] : null,
       typeof device.temperature_c === "number" ? ["Temperature", `${digits(device.temperature_c)} \u00b0C`] : null,
       typeof device.battery_percent === "number" ? ["Battery", `${digits(device.battery_percent)} %`] : null,
       device.models?.length ? ["Tokens/s", digits(device.tokens_per_s)] : null,
@@ -117,7 +123,7 @@ class Card {
     this.actions.hidden = device.kind === "this device";
     setText(this.pause, state === "paused" ? "Resume" : "Pause");
     this.pause.hidden = state === "joining";
-    setText(this.removeButton, state === "joining" && device.member ? "Withdraw invitation" : "Remove");
+    setText(this.removeButton, device.invited ? "Withdraw invitation" : "Remove");
     for (const [element, verb] of [[this.pause, this.pause.textContent], [this.removeButton, this.removeButton.textContent]]) {
       element.setAttribute("aria-label", plain(`${verb} ${device.name}`));
     }
@@ -151,9 +157,9 @@ class Card {
   }
 
   askToRemove() {
-    const {device, name} = this, dialog = $("remove-dialog"), invited = device.state === "joining" && device.member;
+    const {device, name} = this, dialog = $("remove-dialog"), {invited} = device;
     $("remove-title").textContent = plain(invited ? `Withdraw the invitation of ${name}?` : `Remove ${name}?`);
-    $("remove-words").textContent = invited ? "Its token works no more." :
+    $("remove-words").textContent = invited ? `Its ${device.kind === "browser" ? "link" : "token"} will not work any more.` :
       "No plan uses the device from now on. Running answers continue on the other devices. You can use it again later.";
     $("revoke-row").hidden = invited || !device.member;
     $("revoke").checked = false;

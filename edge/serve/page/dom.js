@@ -101,7 +101,7 @@ export async function copy(text) {
     // Over plain HTTP from another machine there is no clipboard object, so use the older method.
     const area = make("textarea", {class: "unseen", readonly: ""});
     area.value = text;
-    document.body.append(area);
+    (document.querySelector("dialog[open]") || document.body).append(area);  // a dialog disables all else
     area.select();
     const done = document.execCommand("copy");
     area.remove();

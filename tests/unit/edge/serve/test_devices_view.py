@@ -63,12 +63,12 @@ def test_a_worker_computes_while_its_share_of_time_is_not_zero() -> None:
 @pytest.mark.parametrize(
     ("events", "slots", "text"),
     [
-        ((), 0, "lost: went away. tiny: no answer was running"),
-        ((), 1, "lost: went away. tiny: its answers wait until other devices take over"),
+        ((), 0, "lost: it went away. tiny: no answer was running"),
+        ((), 1, "lost: it went away. tiny: its answers wait until other devices take over"),
         (
             ("pi joined", "pi was lost (went away): going on with this device", "Loading x", "1 answer goes on"),
             1,
-            "lost: went away. tiny: pi was lost (went away): going on with this device; 1 answer goes on",
+            "lost: it went away. tiny: pi was lost (went away): going on with this device; 1 answer goes on",
         ),
     ],
 )
@@ -89,7 +89,11 @@ def test_paused_removed_invited_and_slow_devices_have_their_states() -> None:
     assert values["pi"]["state"] == "paused"
     assert values["pi"]["text"] == "paused: no plan uses it; tiny moves to other devices"
     assert 5 <= values["pi"]["since"] < 60
-    assert (values["phone"]["state"], values["phone"]["kind"]) == ("joining", "browser")
+    assert [values["phone"][key] for key in ("state", "kind", "invited")] == ["joining", "browser", True]
+    checked = replace(invited, state="joined")
+    phone = shown({}, [], [checked])["phone"]
+    assert (phone["state"], phone["invited"]) == ("joining", False)
+    assert "its page is being checked" in phone["text"]
     assert values["nas"]["state"] == "slow"
     removed = replace(paused, removed=True)
     still_used = shown(sights, [status()], [member], {"pi": removed})
