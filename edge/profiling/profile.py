@@ -105,7 +105,8 @@ def shared_hosts(speeds: Sequence[Speed]) -> list[str]:
     """Return a line about each machine that has fewer cores than its devices have threads."""
     lines = []
     for host in crowded(speed.host for speed in speeds):
-        names = listed([speed.name for speed in speeds if speed.host and speed.host.id == host])
+        here = [speed for speed in speeds if speed.host and speed.host.id == host]
+        names = listed(["this device" if speed.device == LOCAL else speed.name for speed in here])
         lines.append(f"{names} are one machine with fewer cores than threads: its cores are counted once")
     return lines
 

@@ -69,12 +69,13 @@ def find_plans(stage: Stage) -> None:
         ):
             break
     assert stage.page.value("document.getElementById('front-notice').textContent") == ""
-    stage.page.wait_for("document.querySelectorAll('.point').length > 0")
+    stage.page.wait_for("document.querySelector('#plan h3')")
 
 
 def run_plan(stage: Stage, name: str) -> None:
     """Choose a plan, wait for what would change, and run it, unless it runs already."""
-    click(stage.page, name)
+    if stage.page.value("document.getElementById('picks').checkVisibility()"):  # there are several plans
+        click(stage.page, name)
     stage.page.wait_for("document.querySelectorAll('.changes li').length > 1")
     if not stage.page.value("document.querySelector('#plan h3').textContent.endsWith('in use')"):
         click(stage.page, "Run this plan")
@@ -109,7 +110,7 @@ def stop_finding_plans(stage: Stage) -> None:
     stage.page.value("document.getElementById('find-plans').click()")
     click(stage.page, "Cancel")
     stage.page.wait_for("document.getElementById('finding').hidden")
-    stage.page.wait_for("document.querySelectorAll('.point').length > 0")  # the plans that were found before
+    stage.page.wait_for("document.querySelector('#plan h3')")  # the plans that were found before
 
 
 MODELS: tuple[Action, ...] = (

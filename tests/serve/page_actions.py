@@ -100,10 +100,15 @@ def choose_file(page: Page, path: Path) -> None:
 
 
 def send_question(stage: Stage) -> None:
+    stage.page.value(
+        "window.texts = []; new MutationObserver(() => texts.push(document.querySelector('.answer .figures')?.textContent"
+        " || '')).observe(document.getElementById('messages'), {childList: true, subtree: true})"
+    )
     ask(stage.page, "What is 27 plus 38?")
     assert answered(stage.page)
     figures = stage.page.value("document.querySelector('.answer .figures').textContent")
     assert "tokens/s" in figures
+    assert not [text for text in stage.page.value("texts") if "interrupted" in text]  # while it runs
     assert " in " in figures
 
 

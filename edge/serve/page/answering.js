@@ -95,7 +95,7 @@ export class Answering {
           first = this.progressed;
           figures.segments += 1;
           figures.first_s ??= (first - began) / 1e3;
-          this.status = "";
+          this.status = null;
         }
         message.content += delta.content || "";
         message.thoughts = (message.thoughts || "") + (delta.reasoning_content || "");

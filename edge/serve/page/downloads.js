@@ -1,7 +1,7 @@
 // Models to download: what fits the devices, and the downloads with their progress.
 
 import {ApiError, get, lines, remove} from "./api.js";
-import {$, announce, button, bytes, digits, make, plural} from "./dom.js";
+import {$, announce, button, bytes, digits, make, plain, plural} from "./dom.js";
 
 const EVERY_MS = 1000;
 const AGAIN_MS = 60000;  // the advice changes with the devices
@@ -114,10 +114,12 @@ class Download {
     this.wrong = make("p", {class: "wrong", role: "status"});
     this.cancel = button("Cancel", "framed", () => this.stop());
     this.cancel.setAttribute("aria-label", `Cancel the download of ${name}`);
+    this.again = button("Try again", "framed", () => pull(name));
+    this.again.setAttribute("aria-label", `Try the download of ${name} again`);
     this.close = button("Close", "framed", () => { items.delete(name); this.element.remove(); $("pull-name").focus(); });
     this.close.setAttribute("aria-label", `Close the message about ${name}`);
     this.element = make("li", {class: "card"}, make("div", {class: "bar"}, make("strong", {}, name), this.text),
-      this.bar, this.wrong, make("div", {class: "actions"}, this.cancel, this.close));
+      this.bar, this.wrong, make("div", {class: "actions"}, this.cancel, this.again, this.close));
     this.begin();
   }
 
@@ -127,7 +129,7 @@ class Download {
     this.text.textContent = "Asking where it is";
     this.bar.removeAttribute("value");
     this.bar.hidden = this.cancel.hidden = false;
-    this.close.hidden = true;
+    this.close.hidden = this.again.hidden = true;
   }
 
   progress(done, total) {
@@ -143,7 +145,7 @@ class Download {
     this.wrong.textContent = error;
     this.text.textContent = arrived ? "Downloaded" : "";
     this.bar.hidden = this.cancel.hidden = true;
-    this.close.hidden = false;
+    this.close.hidden = this.again.hidden = false;
     if (!arrived && !error) this.wrong.textContent = "The download has ended.";
     if (arrived) {
       this.element.remove();
@@ -195,7 +197,7 @@ function table() {
 
 function deviceWords() {
   const names = (advice.devices || []).map(name => name === "local" ? "this device" : name);
-  return names.length > 3 ? plural(names.length, "device") : names.join(" and ") || "this device";
+  return names.length > 3 ? plural(names.length, "device") : new Intl.ListFormat("en").format(names.map(plain)) || "this device";
 }
 
 // The rows that a person most likely wants: those that no other model beats, fast enough to read along.

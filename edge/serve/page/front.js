@@ -27,7 +27,7 @@ export function start(shared) {
   $("find-plans").addEventListener("click", find);
   $("stop-finding").addEventListener("click", () => finding?.abort());
   $("front-model").addEventListener("change", () => select($("front-model").value));
-  new ResizeObserver(() => { plot(); picture(); }).observe($("plot").parentElement);
+  new ResizeObserver(() => { plot(); picture(); }).observe($("plans"));
   $("plot").addEventListener("keydown", event => {
     const at = points.indexOf(picked);
     const next = {ArrowRight: at + 1, ArrowUp: at + 1, ArrowLeft: at - 1, ArrowDown: at - 1};
@@ -72,6 +72,9 @@ export async function load() {
   points = all.filter(point => point.on_front !== false).sort((a, b) => a.latency_s - b.latency_s);
   single = all.find(point => devicesOf(point.plan).join() === OWN) ?? null;
   $("plans").hidden = $("front-words").hidden = !points.length;
+  const isOnly = points.length === 1;  // a chart of one point says nothing
+  $("front-legend").hidden = $("picks").hidden = $("chart").hidden = isOnly;
+  $("plans").classList.toggle("only", isOnly);
   $("find-plans").textContent = points.length ? "Find plans again" : "Find plans";
   if (!points.length) return;
   const before = picked;
@@ -231,7 +234,7 @@ function describe() {
     ["figures", picked.measured ? "measured" : "predicted"],
   ].filter(Boolean);
   const words = changes?.error ? [make("p", {class: "wrong"}, changes.error)]
-    : [make("h4", {}, used ? "In use" : "What will change"),
+    : [used ? "" : make("h4", {}, "What will change"),
       make("ul", {class: "changes"}, ...(changes?.changes || ["Asking the server\u2026"]).map(text => make("li", {}, text)))];
   $("plan").replaceChildren(
     make("h3", {}, title(),
@@ -244,6 +247,7 @@ function describe() {
 }
 
 function title() {
+  if (points.length === 1 && picked !== single) return "The best plan";
   const number = `Plan ${points.indexOf(picked) + 1} of ${points.length}`;
   return picked === single ? "This device alone" : picked.knee ? `Best balance (${number.toLowerCase()})` : number;
 }

@@ -23,7 +23,7 @@ export function answerItem(message) {
   return item;
 }
 
-/** Show the current state of an answer. `status`: a text while it waits for the server, or "". */
+/** Show the current state of an answer. `status`: a text while it waits for the server, null while tokens arrive, or "". */
 export function showAnswer(item, message, status) {
   const {thoughts, content: text} = message;
   const [thinking, answer, wrong] = [item.children[1], item.children[2], item.children[3]];
@@ -33,7 +33,7 @@ export function showAnswer(item, message, status) {
   show(answer, text);
   wrong.textContent = message.error || "";
   item.classList.toggle("waits", Boolean(status));
-  item.querySelector(".figures").textContent = status || figures(message);
+  item.querySelector(".figures").textContent = status || figures(message, status === null);
 }
 
 /** Replace the buttons under a message. Null stands for no button. */
@@ -57,7 +57,7 @@ export function versionButtons(versions, message, choose) {
     arrow("right", "Later version", versions[at + 1]));
 }
 
-function figures(message) {
+function figures(message, isComing) {
   const {tokens, first_s, rate, prompt, cached, total_s} = message.figures || {};
   return [
     tokens ? plural(tokens, "token") : null,
@@ -65,6 +65,6 @@ function figures(message) {
     rate ? `${digits(rate)} tokens/s` : null,
     first_s !== undefined ? `first token after ${seconds(first_s)}` : null,
     prompt !== undefined ? `prompt ${plural(prompt, "token")}${cached ? `, ${cached} of them cached` : ""}` : null,
-    message.partial ? "interrupted" : message.note,
+    isComing ? null : message.partial ? "interrupted" : message.note,
   ].filter(Boolean).join(" \u00b7 ");
 }

@@ -91,5 +91,5 @@ function place() {
   const found = status(settings.model);
   if (!found) return "Not loaded; the first question loads it.";
   const names = (found.devices || []).filter(device => device.left_s === undefined).map(device => plain(device.name));
-  return names.length ? `Runs on ${new Intl.ListFormat("en").format(names)}` : "Loaded";
+  return names.length ? `Runs on ${new Intl.ListFormat("en").format(new Set(names))}` : "Loaded";
 }

@@ -43,7 +43,7 @@ class ModelView {
     this.element = make("section", {class: "model"}, this.title, this.about, this.wrong,
       make("div", {class: "now"}, this.figures, this.chart.element),
       this.why, this.happened, this.planned,
-      make("div", {class: "pair"},
+      this.pair = make("div", {class: "pair"},
         make("div", {}, make("h3", {}, "Slots"), this.idle,
           make("div", {class: "scroll"}, make("table", {}, make("thead", {}, make("tr", {}, ...heads)), this.slots))),
         make("div", {}, make("h3", {}, "Since the start"), this.counters)));
@@ -59,7 +59,6 @@ class ModelView {
       model.architecture,
       model.parameters ? `${parameters(model.parameters)} parameters` : null,
       model.size_bytes ? bytes(model.size_bytes) : null,
-      model.context ? `context of ${count(model.context)} tokens` : null,
     ].filter(Boolean).join(" \u00b7 ");
     setList(this.figures, [
       ["tokens/s", digits(tokens_per_s)], ["slots in use", `${busy} of ${model.sequences ?? slots.length}`],
@@ -68,7 +67,7 @@ class ModelView {
       ...within(`first tokens within ${latency?.target_ttft_ms} ms`, latency?.first_tokens_within, latency?.first_tokens),
     ]);
     this.chart.add(tokens_per_s);
-    this.why.textContent = plan && why ? `Placement: ${why}` : "";
+    this.why.textContent = plan && why && why !== "as the plan says" ? `Placement: ${why}` : "";
     this.happened.hidden = !events.length;
     setRows(this.events, events.slice(-LATEST).reverse(), ({time, text}) =>
       make("li", {}, make("time", {class: "quiet"}, new Date(1e3 * time).toLocaleTimeString()), ` ${text}`));
@@ -81,7 +80,9 @@ class ModelView {
     ]), cells => make("tr", {}, ...cells.map(([text, style]) => make("td", {class: style}, text))));
     this.slots.parentElement.hidden = !slots.length;
     this.idle.hidden = slots.length > 0;
-    const figures = Object.entries({...counters, ...(restarts === undefined ? {} : {restarts})});
+    this.pair.hidden = !slots.length && !counters.prompt_tokens;  // nobody has used the model yet
+    const figures = Object.entries({...counters, ...(restarts === undefined ? {} : {restarts})})
+      .filter(([name, value]) => value || !RARE.includes(name));
     setList(this.counters, figures.map(([name, value]) => [WORDS[name] || name, count(value)]));
   }
 }
@@ -92,11 +93,11 @@ function within(words, part, all) {
 }
 
 const WORDS = {
-  prompt_tokens: "tokens of prompts", cached_tokens: "of them kept from before", generated_tokens: "tokens generated",
-  steps: "steps", preemptions: "answers put off for others",
-  background_preemptions: "those in the background put off",
-  restarts: "restarts of its process",
+  prompt_tokens: "prompt tokens", cached_tokens: "prompt tokens from the cache", generated_tokens: "generated tokens",
+  steps: "steps of the model", preemptions: "answers interrupted by others",
+  background_preemptions: "background answers interrupted", restarts: "restarts of the model",
 };
+const RARE = ["preemptions", "background_preemptions", "restarts"];  // shown only if they are not zero
 
 function parameters(value) {
   if (typeof value !== "number") return value;
