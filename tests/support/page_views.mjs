@@ -105,7 +105,7 @@ test("cards have the figures of devices, and a link in either direction", async 
       memory: {memory: {total: 4 * GIB, free: GIB}, gpu: null}}),
     device("nas", {state: "lost", text: "lost: it went away"})], {links});
   const cards = await seen(state);
-  assert.deepEqual(facts(cards.pi), {Memory: "1 GiB free of 4 GiB", Load: "50 %", Computes: "25 % of the time",
+  assert.deepEqual(facts(cards.pi), {Memory: "1 GiB free of 4 GiB", Load: "50 %", Computing: "25 % of the time",
     Temperature: "0 \u00b0C", Battery: "0 %", "Tokens/s": "3", Link: "2 ms"});
   assert.deepEqual(facts(cards.nas), {Link: "1 MiB/s"});
   assert.deepEqual(facts(cards["this device"]), {});
@@ -153,7 +153,7 @@ test("buttons pause, resume, remove and revoke", async () => {
   card = (await seen(cluster([device(name, {member: false})])))[name];
   button(card, "Remove").click();
   assert.equal(byId("revoke-row").hidden, true);
-  card = (await seen(cluster([device(name, {state: "joining"})])))[name];
+  card = (await seen(cluster([device(name, {state: "joining", invited: true})])))[name];
   button(card, "Withdraw invitation").click();
   assert.equal(byId("revoke-row").hidden, true);
   assert.equal(button(card, "Pause").hidden, true);
@@ -191,22 +191,25 @@ test("a device is invited once, and the dialog waits until it has joined", async
   invite();
   await seen(cluster([]));
   assert.equal(byId("add-invite").disabled, true, "while the answer is on its way");
-  answer.give({name: "pi", command: "edge worker --join 1", expires: 0});
+  answer.give({name: "pi", command: "edge worker --join 1", expires: Date.now() / 1e3 + 600});
   await settle();
   assert.deepEqual(posts(), [["POST", path, {name: "pi", browser: false, init: true}]]);
   assert.equal(byId("add-invite").disabled, false);
   assert.equal(byId("add-command").textContent, "edge worker --join 1");
   assert.deepEqual([byId("add-form").hidden, byId("add-result").hidden, byId("address-row").hidden], [true, false, false]);
-  await seen(cluster([device("pi", {state: "joining"})]));
+  await seen(cluster([device("pi", {state: "joining", invited: true})]));
   assert.match(byId("add-state").textContent, /Waiting for pi/);
+  await seen(cluster([device("pi", {state: "joining", text: "it is checked"})]));
+  assert.equal(byId("add-state").textContent, "pi: it is checked");
   byId("device-address").value = "10.0.0.1";
   server.requests.length = 0;
   byId("address-form").dispatch("submit");
   await settle();
   assert.deepEqual(posts(), [["POST", "v1/cluster/devices/pi", {address: "10.0.0.1"}]]);
   await seen(cluster([device("pi")]));
-  assert.match(byId("add-state").textContent, /^pi has joined and is ready/);
-  assert.equal(byId("address-row").hidden, true);
+  assert.match(byId("add-state").textContent, /^It is ready/);
+  assert.equal(byId("add-result-title").textContent, "pi has joined");
+  assert.deepEqual([byId("address-row").hidden, byId("add-command-part").hidden], [true, true]);
   byId("add-dialog").close();
   byId("add-device").click();
   assert.deepEqual([byId("add-form").hidden, byId("add-result").hidden, byId("add-state").textContent], [false, true, ""]);
@@ -215,6 +218,11 @@ test("a device is invited once, and the dialog waits until it has joined", async
   await settle();
   assert.equal(byId("add-error").textContent, "refused");
   assert.deepEqual([byId("add-invite").disabled, byId("add-form").hidden], [false, false]);
+  server.answers[path] = () => ({name: "nas", command: "", expires: Date.now() / 1e3 - 1});
+  invite();
+  await settle();
+  await seen(cluster([]));
+  assert.match(byId("add-state").textContent, /has expired/);
   byId("add-dialog").close();
   devices.lookAway();
 });

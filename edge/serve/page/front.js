@@ -74,7 +74,7 @@ export async function load() {
   $("plans").hidden = $("front-words").hidden = !points.length;
   const isOnly = points.length === 1;  // a chart of one point says nothing
   $("front-legend").hidden = $("picks").hidden = $("chart").hidden = isOnly;
-  $("plans").classList.toggle("only", isOnly);
+  $("plans").className = isOnly ? "only" : "";
   $("find-plans").textContent = points.length ? "Find plans again" : "Find plans";
   if (!points.length) return;
   const before = picked;
