@@ -17,7 +17,7 @@ _END_S = 5.0
 
 
 class Bridge:
-    """Starts the process at the first invitation, or earlier for browsers that have joined. Use it in one event loop."""
+    """Starts the process at the first invitation, or earlier for joined browsers. Use it in one event loop."""
 
     def __init__(self, host: str) -> None:
         """host: address that the server listens on."""
