@@ -102,7 +102,8 @@ def choose_file(page: Page, path: Path) -> None:
 def send_question(stage: Stage) -> None:
     stage.page.value(
         "window.texts = []; new MutationObserver(() => texts.push("
-        "document.querySelector('.answer .figures')?.textContent || '')).observe(document.getElementById('messages'), {childList: true, subtree: true})"
+        "document.querySelector('.answer .figures')?.textContent || ''))"
+        ".observe(document.getElementById('messages'), {childList: true, subtree: true})"
     )
     ask(stage.page, "What is 27 plus 38?")
     assert answered(stage.page)
