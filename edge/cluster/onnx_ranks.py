@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from edge.cluster.fleet import Fleet
-from edge.cluster.preflight import check_memory
+from edge.cluster.preflight import LEAST_PROCESS_BYTES, check_memory
 from edge.cluster.rank_group import DEADLINES, RankGroup
 from edge.cluster.session import EngineSession, measured
 from edge.net.rendezvous import TRANSPORTS
@@ -124,16 +124,13 @@ class OnnxRanks(RankGroup):
         if [stage.affinity for stage in plan.remote] != [stage.affinity for stage in self.plan.remote]:
             raise PlanError("the plan's affinities differ from those of the open sessions")
         parts = self._model.parts(plan)
-        needs = [
-            (stage.device, {"stages": part.weight_bytes + part.activation_bytes})
-            for stage, part in zip(plan.stages, parts, strict=True)
-        ]
+        needs = [(stage.device, self._least(stage, part)) for stage, part in zip(plan.stages, parts, strict=True)]
         check_memory(self._fleet, needs, "cut the model so that it holds fewer nodes, or use more devices")
         again = self._dirty
         self._unload()
         self._dirty = True
         remote = parts[len(parts) - len(plan.remote) :]
-        total = AggregateProgress(progress, sum(2 * len(part.content) for part in remote), self._closing.check)
+        total = AggregateProgress(progress, sum(len(part.content) for part in remote), self._closing.check)
         with unwaited_pool(len(remote), "deploy") as pool:
             loading = [
                 pool.submit(self._load, session, stage, part, total)
@@ -206,6 +203,12 @@ class OnnxRanks(RankGroup):
 
     # --- bringing it up ---
 
+    def _least(self, stage: OnnxStage, part: CutStage) -> dict[str, int]:
+        """Return the least bytes of a stage, by purpose. A worker with a memory limit pages weights that exceed it."""
+        pages = stage.device != LOCAL and self._fleet.profiles[stage.device].memory_limit_bytes is not None
+        weights = min(part.weight_bytes, LEAST_PROCESS_BYTES) if pages else part.weight_bytes
+        return {"stages": weights + part.activation_bytes}
+
     def _connect(self) -> None:
         """Open sessions on the workers, and link all ranks."""
         with unwaited_pool(len(self.plan.remote), "open") as pool:
@@ -220,7 +223,7 @@ class OnnxRanks(RankGroup):
             self._fleet.workers[stage.device].send_slice(recipe, path, part.digest, sent)
         described = stage_message(stage, part.takes, part.gives)
         command = pb.Load(slice=part.digest, stages=[1] * (len(self._sessions) + 1), stage=described)
-        with total.part(n_bytes, f"loading on {label}"):
+        with total.part(0, f"loading on {label}"):
             loaded = session.ask(pb.Command(load=command)).loaded
         summary = (loaded.provider, tuple(loaded.fell_back_from), int(loaded.threads))
         return Loaded(stage.device, part.weight_bytes, int(loaded.memory_bytes), *summary)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 from devices.probe import cpu_quota, own_rss
 from edge.errors import EdgeError, EngineError, NotEnoughMemory
@@ -23,6 +23,9 @@ from edge.onnx.engine import OnnxEngine
 from edge.onnx.samples import Array, Feeds, Input, Output, random_feeds
 from edge.onnx.wire import Boundary, Item, Op, Receiver, send
 from transport.link import IDLE_S, Link
+
+if TYPE_CHECKING:
+    from edge.onnx.paged import PagedNetwork
 
 SETS = 3  # one set each for receiving, computing and sending
 _COPIES = 2  # copies of a stage's file during loading: the bytes read, and ONNX Runtime's own layout
@@ -123,17 +126,10 @@ class LoadedStage:
         self.engine.close()
 
 
-def need_bytes(path: str, takes: Boundary, gives: Boundary, limit_bytes: int) -> int:
-    """Return the minimum of memory, in bytes, that loading the stage in the file `path` needs.
-
-    limit_bytes: memory limit; 0: no limit
-
-    Raises NotEnoughMemory if the need exceeds the limit.
-    """
+def need_bytes(path: str, takes: Boundary, gives: Boundary) -> int:
+    """Return the minimum of memory, in bytes, that the stage in the file `path` needs if all its weights are loaded."""
     crossing = sum(tensor.n_bytes for boundary in (takes, gives) for tensor in boundary.tensors)
-    need = _COPIES * Path(path).stat().st_size + crossing
-    _check_limit(need, limit_bytes)
-    return need
+    return _COPIES * Path(path).stat().st_size + crossing
 
 
 def load(
@@ -144,20 +140,29 @@ def load(
     provider: str | None = None,
     limit_bytes: int = 0,
     opener: Opener = open_here,
+    *,
+    budget: int = 0,
 ) -> tuple[LoadedStage, int]:
     """Load the stage in the file `path`. Return the stage and the memory that it takes, in bytes.
 
     provider: short name of the execution provider; None: the best one
     limit_bytes: memory limit; 0: no limit
     opener: opens the engine
+    budget: bytes of this whole process: weights that do not fit are read from disk in every run, and the CPU computes.
+        0: load all weights
 
     Raises EdgeError if the boundaries do not fit the model, NotEnoughMemory if the need exceeds the limit, and the
-    errors of `opener`.
+    errors of `opener` and `PagedNetwork`.
     """
     before, size = own_rss(), Path(path).stat().st_size
-    need_bytes(path, takes, gives, limit_bytes)  # checked before native code reads the file
+    if not budget:
+        _check_limit(need_bytes(path, takes, gives), limit_bytes)  # checked before native code reads the file
+    paged: PagedNetwork | None = None
     try:
-        engine = opener(Path(path), threads, provider)
+        if budget:
+            engine: StageEngine = (paged := _paged(Path(path), takes, budget, threads))
+        else:
+            engine = opener(Path(path), threads, provider)
     except ModuleNotFoundError as error:
         raise EngineError(f'{error.name} is not installed there: pip install "edge-runtime[onnx]"') from error
     stage = LoadedStage(engine, takes, gives)
@@ -166,12 +171,35 @@ def load(
             raise EdgeError("a stage has its weights in its own file; this one names another")
         with suppress(EngineError):  # some inputs cannot be noise; real errors come back in the first run
             stage.warm_up()  # the first run allocates buffers
+        if paged is not None:
+            return stage, sum(paged.uses.values()) - before
         need = max(own_rss() - before, size)  # the process may reuse memory of an earlier stage
         _check_limit(need, limit_bytes)
     except BaseException:
         engine.close()
         raise
     return stage, need
+
+
+def _paged(path: Path, takes: Boundary, budget: int, threads: int) -> PagedNetwork:
+    """Return an engine whose process keeps within a budget in bytes."""
+    from edge.onnx.lean import load_lean
+    from edge.onnx.model import declared_inputs, noise
+    from edge.onnx.paged import LARGE, PagedNetwork
+
+    lean = load_lean(path, LARGE)
+    shapes = {tensor.name: tensor.shape for tensor in takes.tensors}
+    inputs = tuple(
+        replace(tensor, shape=shapes.get(tensor.name, tensor.shape)) for tensor in declared_inputs(lean.file)
+    )
+    try:
+        return PagedNetwork(lean, budget, threads, feeds=noise(inputs))
+    except NotEnoughMemory as error:
+        least = (error.least or budget) - budget
+        raise NotEnoughMemory(
+            f"the stage needs {least / _MIB:,.0f} MiB more than this worker has left of its limit, even if it reads"
+            " weights from disk; give it fewer nodes"
+        ) from error
 
 
 def follow(stage: LoadedStage, source: Link, sink: Link) -> None:

@@ -44,6 +44,7 @@ class EngineKind:
 
     sleeps = False  # True if steps only take the time of a profile and return zeros
     follows_memory = True  # True if weights can have fewer or more bits as free memory changes
+    pages_networks = True  # True if stages of networks can read weights from disk in every run
 
     def slice_file(self, path: Path) -> ModelFile:
         """Return the file of a slice. Raises ModelFileError if it is damaged."""
@@ -254,6 +255,7 @@ class PageKind(EngineKind):
     """Engines of a browser's page. This process has only the links to other ranks."""
 
     follows_memory = False
+    pages_networks = False
 
     def __init__(self, folder: Path) -> None:
         """folder: folder of the page, with its profile and the socket of its bridge."""

@@ -16,6 +16,7 @@ from edge.worker.messages import boundaries_from
 from transport import edge_pb2 as pb
 from transport.collective import Group
 
+_RUNTIME_BYTES = 64 << 20  # memory of ONNX Runtime itself; with less beside the weights, a stage is paged
 _MOST_RUNS = 10_000  # maximum number of timed runs
 
 
@@ -59,10 +60,13 @@ def load(request: pb.Load, _: int, limits: ResourceLimits, progress: Callable[[f
     threads = max(1, min(request.stage.threads or limits.threads, limits.threads))
     provider = request.stage.provider if request.stage.HasField("provider") else None
     before, limit = own_rss(), request.memory_limit_bytes
-    need = before + onnx_stage.need_bytes(request.path, takes, gives, limit)
-    SHARE.request(need, need)
-    opener = partial(own_kind().open_network, progress=progress)
-    stage, n_bytes = onnx_stage.load(request.path, takes, gives, threads, provider, limit, opener)
+    kind, need = own_kind(), before + onnx_stage.need_bytes(request.path, takes, gives)
+    pages = kind.pages_networks and 0 < limit < need + _RUNTIME_BYTES
+    budget = SHARE.request(before, limit) if pages else SHARE.request(need, need)
+    opener = partial(kind.open_network, progress=progress)
+    stage, n_bytes = onnx_stage.load(
+        request.path, takes, gives, threads, provider, limit, opener, budget=budget if pages else 0
+    )
     try:
         # correct the request, because the sizes of values are known only now
         SHARE.request(before + n_bytes, before + n_bytes)

@@ -352,14 +352,33 @@ def test_a_worker_without_room(tmp_path: Path) -> None:
         with pytest.raises(NotEnoughMemory, match=r"small needs 240 MiB or more and has 230: cut the model so that"):
             OnnxRanks(fleet, wide, plan_for(wide, [small]))
         left({small: 0})
-        # 82 MiB of weights: more than is left of 230 beside the daemon and the engine process.
+        # A weight of 82 MiB: more than is left of 230 beside the daemon and the engine process.
         product = [helper.make_node("MatMul", ["x", "w"], ["y"])]
         net = model_of(product, {"x": [1, 72]}, ["y"], {"w": np.zeros((72, 300_000), np.float32)})
         weights = owned(net, tmp_path / "weights.onnx")
-        with pytest.raises(WorkerError, match=r"small: the stage needs \d+ MiB or more, this worker has \d+") as raised:
+        with pytest.raises(
+            WorkerError, match=r"small: the stage needs \d+ MiB more than this worker has left"
+        ) as raised:
             OnnxRanks(fleet, weights, plan_for(weights, [small]))
         assert raised.value.error == "NotEnoughMemory"
         left({small: 0})
+
+
+def test_a_stage_larger_than_the_limit_of_its_worker_is_paged(tmp_path: Path) -> None:
+    """120 MiB of weights, for which ONNX Runtime takes twice as much. The daemon has a part of the limit, too."""
+    rng = np.random.default_rng(0)
+    weights = {f"w{i}": rng.standard_normal((1586, 1586), np.float32) / 40 for i in range(12)}
+    nodes = [helper.make_node("MatMul", [f"h{i}" if i else "x", f"w{i}"], [f"h{i + 1}"]) for i in range(12)]
+    net = owned(model_of(nodes, {"x": [1, 1586]}, ["h12"], weights), tmp_path / "net.onnx")
+    with (
+        worker(tmp_path / "small", "--name", "small", "--memory", "400MiB", *ONE_THREAD) as small,
+        Fleet([small.address]) as fleet,
+        OnnxRanks(fleet, net, plan_for(net, [small])) as deployment,
+    ):
+        pipeline = deployment.start()
+        for _ in range(3):
+            x = {"x": rng.standard_normal((1, 1586), np.float32)}
+            same(pipeline.run(x).outputs, whole(net.file.model, x))
 
 
 # -------------------------------------------------------------------------------------------------------------- faults

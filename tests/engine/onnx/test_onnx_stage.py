@@ -157,6 +157,10 @@ def test_a_limit_is_kept(cut: tuple[OnnxPlan, list[CutStage], Path], monkeypatch
         patch.setattr(onnx_stage, "OnnxEngine", None)
         with pytest.raises(NotEnoughMemory, match=said):
             load(str(path), *boundaries, 1, limit_bytes=len(parts[0].content) - 1)
+    with pytest.raises(
+        NotEnoughMemory, match=r"the stage needs [\d,]+ MiB more than this worker has left of its limit"
+    ):
+        load(str(path), *boundaries, 1, budget=1)
     sizes = iter((0, 10 << 20))
     monkeypatch.setattr(onnx_stage, "own_rss", lambda: next(sizes))
     with pytest.raises(NotEnoughMemory, match="the stage needs 10 MiB or more, this worker has 9 MiB left"):
