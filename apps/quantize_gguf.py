@@ -146,9 +146,10 @@ def _print(args: argparse.Namespace, quantized: QuantizedModel) -> None:
             rows.append(("without loss", ", ".join(f"{n} tensors stored in {kind}" for kind, n in exact.items())))
     print_table(f"{args.output}: {quantized.type_name}", rows)
     if quantized.outcome.misfits:
-        first = quantized.outcome.misfits[0]
+        misfits = quantized.outcome.misfits
+        first = misfits[0]
         print_note(
-            f"{len(quantized.outcome.misfits)} tensors do not divide into blocks of the type and use another type:"
+            f"tensors that do not divide into blocks of the type and use another type: {len(misfits)};"
             f" {first.tensor} has {first.columns} columns and uses {first.used} instead of {first.requested}"
         )
     if quantized.fitted and quantized.fitted.slow:

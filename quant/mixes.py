@@ -6,6 +6,7 @@ A mix has a main type; llama.cpp's rules give wider types to the head and other 
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from types import MappingProxyType
 
 from quant.errors import UnknownTypeError
@@ -78,7 +79,9 @@ def mix_by_name(name: str) -> Mix:
     lower = name.lower()
     mix = MIXES.get(_SHORT.get(lower, lower))
     if mix is None:
-        raise UnknownTypeError(f"unknown type {name!r}; known: {', '.join(MIXES)}")
+        near = get_close_matches(lower, MIXES, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise UnknownTypeError(f"unknown type {name!r}; known: {', '.join(MIXES)}{hint}")
     return mix
 
 

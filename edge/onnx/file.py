@@ -96,7 +96,8 @@ def message_of(content: bytes, refused: str, or_cut_off: str) -> Any:
     try:
         model.ParseFromString(content)
     except DecodeError as exc:
-        raise ModelFileError(refused + or_cut_off) from exc
+        is_gguf = content[:4] == b"GGUF"
+        raise ModelFileError(f"{refused}: it is GGUF, for edge chat" if is_gguf else refused + or_cut_off) from exc
     if not _is_text(model):
         raise ModelFileError(f"{refused}: a name in it is not UTF-8")
     return model

@@ -74,7 +74,8 @@ def read(
         feeds |= arrays
     lacking = [name for name in by_name if name not in feeds]
     if lacking:
-        raise SamplesError(f"the model takes {listed(by_name)}; nothing is given for {listed(lacking)}")
+        hint = f"give --input {lacking[0]}=FILE with a picture or a .npy file, or a .npz file with all of them"
+        raise SamplesError(f"the model takes {listed(by_name)}; nothing is given for {listed(lacking)}; {hint}")
     return ReadInputs(feeds, pictures)
 
 

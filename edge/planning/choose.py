@@ -143,7 +143,7 @@ def arrange(
     if not costs_s:
         raise next(iter(refused.values()))
     kind = min(costs_s, key=lambda kind: costs_s[kind])
-    figures = "; ".join(f"{kind} {number_text(seconds * 1e3)} ms" for kind, seconds in costs_s.items())
+    figures = ", ".join(f"{number_text(seconds * 1e3)} ms by {kind}" for kind, seconds in costs_s.items())
     is_estimated = any(speed.estimate for speed in planner.speeds)
     by = "as given" if shares is not None else f"by {'estimated' if is_estimated else 'measured'} speed"
     why = f"{kind}, shares {by}: a token is predicted to take {figures}{busy_words(planner.speeds)}"

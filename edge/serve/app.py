@@ -89,7 +89,7 @@ async def _failed(request: Request, error: Exception) -> Response:
 
 
 def _not_answered(paths: Sequence[str]) -> Callable[[Request, Exception], Awaitable[Response]]:
-    """Return a handler of HTTP errors. For an unknown path, its message lists the existing paths."""
+    """Return a handler of HTTP errors. For an unknown path, its message names the nearest one."""
 
     async def respond(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -97,7 +97,7 @@ def _not_answered(paths: Sequence[str]) -> Callable[[Request, Exception], Awaita
         if error.status_code == 404:
             near = difflib.get_close_matches(path, paths, n=1)
             hint = f"did you mean {near[0]}? " if near else ""
-            message = f"there is no {path[:200]} here; {hint}there are {', '.join(sorted(paths))}"
+            message = f"there is no {path[:200]} here; {hint}GET /openapi.json describes all paths"
             error = HTTPException(404, message)
         elif error.status_code == 405:
             allowed = (error.headers or {}).get("Allow", "")

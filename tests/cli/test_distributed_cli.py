@@ -138,7 +138,9 @@ def test_without_shares_the_planner_says_who_computes(
 
     provided = chat(*how, "--shares", "1,3")  # all are used, in the quicker of two ways
     assert provided["token_ids"] == alone
-    predicted = r"pipeline, shares as given: a token is predicted to take tensor ([\d,]+) ms; pipeline ([\d,]+) ms"
+    predicted = (
+        r"pipeline, shares as given: a token is predicted to take ([\d,]+) ms by tensor, ([\d,]+) ms by pipeline"
+    )
     result = re.fullmatch(predicted, provided["why"])
     assert result, provided["why"]
     tensor_ms, pipeline_ms = (int(group.replace(",", "")) for group in result.groups())

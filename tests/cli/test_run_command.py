@@ -389,6 +389,9 @@ def test_values_that_cannot_be(capsys: pytest.CaptureFixture[str], args: tuple[s
 
 def test_more_bad_input(tmp_path: Path, photo: Path, edge_run: Run) -> None:
     assert_refused(edge_run(photo, "--input", photo), 3, "photo.png is not an ONNX model")
+    language = tmp_path / "llm.onnx"
+    language.write_bytes(b"GGUF\x03\x00\x00\x00")
+    assert_refused(edge_run(language), 3, "llm.onnx is not an ONNX model: it is GGUF, for edge chat")
     model = echo(tmp_path, ("x", U8, (1, 3, 4, 4)))
     assert_refused(edge_run(model, "--input", photo, "--scale", "1"), 3, "takes bytes: pixels go in as they are")
     model = echo(tmp_path, ("x", I64, (1, 3, 4, 4)))
@@ -397,7 +400,7 @@ def test_more_bad_input(tmp_path: Path, photo: Path, edge_run: Run) -> None:
     assert_refused(edge_run(model, "--input", photo), 3, "(1, 4, 4, 4), not that of a picture of 3 or 1 channels")
     model = echo(tmp_path, ("x", F32, (1, 3, 4, 4)), ("y", F32, (1,)))
     assert_refused(edge_run(model, "--input", photo), 3, "the model takes 'x', 'y'; say which with NAME=")
-    assert_refused(edge_run(model, "--input", f"x={photo}"), 3, "nothing is given for 'y'")
+    assert_refused(edge_run(model, "--input", f"x={photo}"), 3, "nothing is given for 'y'; give --input y=FILE")
     huge = tmp_path / "huge.ppm"
     huge.write_bytes(b"P5 20000 10000 255\n")
     assert_refused(edge_run(model, "--input", f"x={huge}"), 3, "has too many pixels")

@@ -208,7 +208,10 @@ def test_paths_and_methods_that_are_not_there(url: str) -> None:
     near = httpx.get(url + "/v1/chat/completion").json()["error"]["message"]
     assert "no /v1/chat/completion here" in near
     assert "did you mean /v1/chat/completions?" in near
-    assert "/v1/embeddings" in near
+    assert "/openapi.json" in near
+    empty = httpx.post(url + "/v1/responses", json={"input": []}).json()["error"]
+    assert empty["param"] == "input"
+    assert "valid string or: List should have at least 1 item" in empty["message"]
     reply = httpx.get(url + "/v1/chat/completions")
     assert (reply.status_code, reply.json()["error"]["message"]) == (
         405,

@@ -129,10 +129,13 @@ def error_body(failed: Failure, path: str) -> dict[str, Any]:
 
 
 def _invalid(error: ValidationError) -> Failure:
-    """Describe the deepest invalid field. For a union, this is the best matching member."""
-    wrong = max(error.errors(include_url=False, include_input=False), key=lambda e: len(e["loc"]))
+    """Describe the deepest invalid field. For a union, this is the best matching member, or several."""
+    errors = error.errors(include_url=False, include_input=False)
+    wrong = max(errors, key=lambda e: len(e["loc"]))
     at = ".".join(str(part) for part in wrong["loc"] if isinstance(part, int) or _is_field(part))
-    what = wrong["msg"].removeprefix("Value error, ")
+    equal = (e for e in errors if e["loc"][:-1] == wrong["loc"][:-1] and not _is_field(str(e["loc"][-1])))
+    members = [wrong, *equal] if wrong["loc"] and not _is_field(str(wrong["loc"][-1])) else [wrong]
+    what = " or: ".join(dict.fromkeys(e["msg"].removeprefix("Value error, ") for e in members))
     field = wrong.get("ctx", {}).get("field", "")  # field within the invalid part
     return Failure(400, (f"{at}: {what}" if at else what)[:1000], param=".".join(filter(None, (at, field))) or None)
 
