@@ -92,15 +92,20 @@ def remove_temporary() -> None:
 def temporary_beside(path: Path, suffix: str = ".part") -> Iterator[Path]:
     """Create an empty file next to `path`, yield its path, and remove it after the block if it is still there.
 
-    Other programs write to it, and it is renamed when it is complete. Its mode is that of any new file.
+    Other programs write to it, and it is renamed when it is complete. Its mode is that of any new file. An OSError of the
+    temporary file, or one of a full disk without a name, gets the name of `path`.
     """
     temporary = path.absolute().with_name(f".{path.name}.{os.urandom(4).hex()}{suffix}")
     with removed_at_end(temporary):
-        temporary.open("xb").close()
         try:
+            temporary.open("xb").close()
             yield temporary
+        except OSError as error:
+            if str(error.filename) == str(temporary) or (error.filename is None and error.errno in FULL):
+                error.filename = str(path)
+            raise
         finally:
-            with suppress(FileNotFoundError):
+            with suppress(OSError):
                 temporary.unlink()
 
 

@@ -1,5 +1,6 @@
 """Test files that appear only when complete: those of quant, and names for other programs to write to."""
 
+import errno
 import os
 import shutil
 from collections import namedtuple
@@ -57,4 +58,16 @@ def test_no_room_is_said_before_writing(tmp_path: Path, monkeypatch: pytest.Monk
         pass
     with pytest.raises(OSError, match=message):
         check_room(tmp_path / "out", 3 << 30)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_error_of_the_temporary_file_names_the_file_itself(tmp_path: Path) -> None:
+    missing = tmp_path / "missing" / "out.png"
+    with pytest.raises(FileNotFoundError) as refused, temporary_beside(missing):
+        raise AssertionError
+    assert refused.value.filename == str(missing)
+    path = tmp_path / "out.png"
+    with pytest.raises(OSError, match="No space") as refused, temporary_beside(path):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert refused.value.filename == str(path)
     assert list(tmp_path.iterdir()) == []
