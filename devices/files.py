@@ -92,8 +92,8 @@ def remove_temporary() -> None:
 def temporary_beside(path: Path, suffix: str = ".part") -> Iterator[Path]:
     """Create an empty file next to `path`, yield its path, and remove it after the block if it is still there.
 
-    Other programs write to it, and it is renamed when it is complete. Its mode is that of any new file. An OSError of the
-    temporary file, or one of a full disk without a name, gets the name of `path`.
+    Other programs write to it, and it is renamed when it is complete. Its mode is that of any new file. An OSError of
+    the temporary file, or one of a full disk without a name, gets the name of `path`.
     """
     temporary = path.absolute().with_name(f".{path.name}.{os.urandom(4).hex()}{suffix}")
     with removed_at_end(temporary):
