@@ -24,6 +24,7 @@ _BLOCK = 4 << 20  # bytes of one read
 _THREADS = 2  # concurrent reads, as when weights are paged
 _MOST_WRITE_S = 2.0  # longest time for writing; a slow card gets a smaller file
 _MOST_READ_S = 0.5  # longest time for reading
+_HUGE = 2 << 20  # bytes of a huge page
 _IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs")
 
 
@@ -100,11 +101,11 @@ def _rate(fd: int, n_bytes: int, again: bool) -> float:
 
     def read(thread: int) -> int:
         done, i = 0, thread
-        with mmap.mmap(-1, _BLOCK) as block:  # aligned to a page, as direct reads need
-            # At least one block: on a busy machine a thread may start after the time is over.
-            while (not done or time.perf_counter() < until) and (again or i < blocks):
-                done += os.preadv(fd, [block], i % blocks * _BLOCK)
-                i += _THREADS
+        block = _buffer()
+        # At least one block: on a busy machine a thread may start after the time is over.
+        while (not done or time.perf_counter() < until) and (again or i < blocks):
+            done += os.preadv(fd, [block], i % blocks * _BLOCK)
+            i += _THREADS
         return done
 
     with ThreadPoolExecutor(_THREADS) as pool:
@@ -112,3 +113,19 @@ def _rate(fd: int, n_bytes: int, again: bool) -> float:
         until = began + _MOST_READ_S
         total = sum(pool.map(read, range(_THREADS)))
         return total / (time.perf_counter() - began)
+
+
+def _buffer() -> memoryview:
+    """Return memory for a block, in huge pages if possible, as paged weights have it.
+
+    A disk may fill it several times as fast, because a request to the disk has a limited number of pieces, and each
+    page is a piece.
+    """
+    import numpy as np
+
+    space = mmap.mmap(-1, _BLOCK + _HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if sys.platform == "linux":
+        with suppress(OSError):  # without the advice, the system chooses the pages
+            space.madvise(mmap.MADV_HUGEPAGE)
+    start = -int(np.frombuffer(space, np.uint8).ctypes.data) % _HUGE
+    return memoryview(space)[start : start + _BLOCK]
