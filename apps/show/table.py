@@ -10,6 +10,8 @@ from typing import Any
 
 from quant.text import printable
 
+_LEAST = 8  # letters of a word that a narrow column leaves together
+
 
 def print_json(values: Mapping[str, Any], *, escaped: bool = True) -> int:
     """Print the object of a command's --json on one line; return the exit code of success.
@@ -50,7 +52,8 @@ def print_columns(
 ) -> None:
     """Print rows under the column names, and then notes.
 
-    On a narrow terminal values are broken into lines. Columns in `whole` are broken only if nothing else is left.
+    On a narrow terminal values are broken into lines, but not those of columns in `whole`. If a terminal is too narrow
+    for a readable table, each row is a paragraph.
     """
     rows = [[printable(value) for value in row] for row in rows]
     if sys.stdout.isatty():
@@ -66,15 +69,33 @@ def _print_rich(
     names: Sequence[str], rows: Sequence[Sequence[str]], whole: Collection[str] = (), *, show_header: bool = True
 ) -> None:
     from rich.console import Console
+    from rich.padding import Padding
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(show_header=show_header)
+    console, table = Console(), Table(show_header=show_header)
+    if show_header and _least_width(names, rows, whole) > console.width:
+        for first, *others in rows:
+            values = ", ".join(f"{name} {value}" for name, value in zip(names[1:], others, strict=True) if value)
+            console.print(Text(f"{names[0]} {first}" if values else first, style="bold"))
+            if values:
+                console.print(Padding(Text(values), (0, 0, 0, 2)))
+        return
     for name in names:
-        table.add_column(name, no_wrap=name in whole)
+        table.add_column(name, no_wrap=name in whole, overflow="fold")
     for row in rows:
         table.add_row(*(Text(printable(value)) for value in row))
-    Console().print(table)
+    console.print(table)
+
+
+def _least_width(names: Sequence[str], rows: Sequence[Sequence[str]], whole: Collection[str]) -> int:
+    """Return the width of a table that is still readable: lines break between words, or after 8 letters."""
+    width = 1
+    for name, *values in zip(names, *rows, strict=True):
+        cells = (name, *values)
+        parts = cells if name in whole else (word[:_LEAST] for cell in cells for word in cell.split())
+        width += 3 + max(map(len, parts))
+    return width
 
 
 def figure(value: float | None, form: str) -> str:

@@ -15,6 +15,7 @@ from transport.security import Credentials, Identity, identify, secure_channel
 
 _LEAST_S = 0.1
 _CROWDED_S = 0.5  # time for a worker to close unidentified connections: see transport/connection_limit.py
+START_WORKER = "; start edge worker there"
 ANY_CALL = "/grpc.health.v1.Health/Check"
 
 
@@ -85,7 +86,7 @@ def _knock(host: str, port: int, timeout_s: float) -> str:
     except TimeoutError:
         raise LinkTimeout(f"no connection to {target} within {timeout_s:g} s") from None
     except ConnectionRefusedError:
-        raise LinkClosed(f"nothing listens at {target}") from None
+        raise LinkClosed(f"nothing listens at {target}{START_WORKER}") from None
     except (OSError, UnicodeError) as error:  # UnicodeError: the name is impossible in DNS
         remedy = "; check the name, or give its address" if isinstance(error, socket.gaierror | UnicodeError) else ""
         raise LinkClosed(f"no connection to {target}: {getattr(error, 'strerror', None) or error}{remedy}") from error

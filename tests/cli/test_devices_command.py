@@ -126,7 +126,7 @@ def test_the_json(devices: Run, two: tuple[Worker, Worker], silent: list[str]) -
     assert session == {"rank": 0, "world_size": 1, "slice": "", "memory_bytes": 0, "use": 0.0, **process}
     assert there["slices_bytes"] == 0
     assert there["slices_limit_bytes"] == 20 << 30
-    assert absent["error"] == f"nothing listens at {absent['address']}"
+    assert absent["error"] == f"nothing listens at {absent['address']}; start edge worker there"
     assert absent["answers"] is False
     assert {key for key, value in absent.items() if value is None} == DEVICE_KEYS - {"address", "answers", "error"}
 
@@ -144,7 +144,7 @@ def test_two_of_three_do_not_answer(devices: Run, two: tuple[Worker, Worker], si
     assert re.match(rf"- +{silent[0]} +- +- +- +no answer$", lines[1])
     assert re.match(rf"one +{two[0].address} ", lines[2])
     # Why stands below the table, whose columns it would tear apart.
-    assert lines[4:] == [f"nothing listens at {address}" for address in silent]
+    assert lines[4:] == [f"nothing listens at {address}; start edge worker there" for address in silent]
 
 
 def test_ipv6(devices: Run, tmp_path: Path) -> None:
@@ -400,7 +400,7 @@ def test_the_table_on_a_terminal(two: tuple[Worker, Worker], silent: list[str], 
     table = [line for line in lines if line[:1] in "┏┃┡│└"]
     assert {len(line) for line in table} == {len(table[0])}
     assert len(table[0]) <= width
-    assert lines[len(table) :] == [f"nothing listens at {absent}"]
+    assert lines[len(table) :] == [f"nothing listens at {absent}; start edge worker there"]
     assert "…" not in "".join(table)
     # Names and addresses stand whole, whatever must be broken.
     assert any(line.startswith("│ one ") and two[0].address in line for line in table)

@@ -197,7 +197,7 @@ def test_a_worker_without_credentials_is_not_exposed_by_accident(desk: Device, d
     assert 'address=127.0.0.1:7070 security="in the clear"' in alone.says("listening.*")[0]
     assert pi.asks("127.0.0.1")[0] == 0
     code, (result,) = desk.asks(alone.address, "--insecure")
-    assert (code, result["error"]) == (7, f"nothing listens at {alone.address}")
+    assert (code, result["error"]) == (7, f"nothing listens at {alone.address}; start edge worker there")
 
 
 def test_in_the_clear_only_if_both_sides_say_so(desk: Device, device: Callable[[str], Device]) -> None:

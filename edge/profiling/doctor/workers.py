@@ -14,7 +14,7 @@ from edge.cluster.connect import reach
 from edge.cluster.diagnose import LinkReport, measure_link
 from edge.cluster.fleet import check_versions
 from edge.errors import WorkerError
-from edge.net.channel import is_loopback
+from edge.net.channel import START_WORKER, is_loopback
 from edge.profiling.doctor.findings import LOCAL, NOTE, OK, PROBLEM, Finding, Verdict, finding, run_check
 from edge.profiling.doctor.machine import ENOUGH_MEMORY, LEAST_MEMORY
 from edge.profiling.doctor.trust import clocks_apart
@@ -64,7 +64,7 @@ def unreachable(error: Exception) -> Verdict:
         advice = "start edge worker there; check its address, and that its firewall allows the port"
     else:
         advice = "do what the message says; edge cluster list on the owner's machine shows who is a member"
-    return Verdict(PROBLEM, str(error), advice)
+    return Verdict(PROBLEM, str(error).removesuffix(START_WORKER), advice)
 
 
 def worker_verdicts(address: str, facts: WorkerFacts) -> Mapping[str, Verdict]:
