@@ -6,6 +6,8 @@ import inspect
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import is_dataclass
+from difflib import get_close_matches
 from functools import cache, wraps
 from numbers import Integral, Real
 from pathlib import Path
@@ -64,12 +66,21 @@ def named(name: str, parse: Callable[[Q], R], value: Q) -> R:
 
 
 def checked(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorate a function: arguments that do not fit its annotations raise TypeError, which names the parameter."""
+    """Decorate a function: arguments that do not fit its annotations raise TypeError, which names the parameter.
+
+    For an unknown parameter, the error names the parameter whose fields include it, or the nearest one.
+    """
     signature = inspect.signature(function)
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        _check(signature.bind(*args, **kwargs).arguments, _hints(function))
+        try:
+            values = signature.bind(*args, **kwargs).arguments
+        except TypeError as error:
+            unknown = next((name for name in kwargs if name not in signature.parameters), None)
+            hint = "" if unknown is None else _hint(unknown, signature.parameters, _hints(function))
+            raise TypeError(f"{function.__name__}: {error}{hint}") from None
+        _check(values, _hints(function))
         return function(*args, **kwargs)
 
     return call
@@ -79,6 +90,15 @@ def check_fields(values: Any) -> None:
     """Raise TypeError, which names the field, if a value of a dataclass does not fit its annotation."""
     kind: Any = type(values)
     _check(vars(values), _hints(kind))
+
+
+def _hint(unknown: str, parameters: Mapping[str, object], hints: Mapping[str, Any]) -> str:
+    for name in parameters:
+        for kind in _parts(hints.get(name, Any)):
+            if is_dataclass(kind) and unknown in kind.__dataclass_fields__:
+                return f"; write {name}={_origin(kind).__name__}({unknown}=...)"
+    near = get_close_matches(unknown, parameters, n=1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 @cache

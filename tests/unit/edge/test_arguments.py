@@ -19,6 +19,7 @@ from edge.arguments import PARAMETERS, checked, in_parameters
 from edge.models.demo import MODEL_PATH
 from tests.support import ROOT
 
+ANY: Any = edge  # for calls that a type checker refuses
 WRONG = 5j  # no parameter takes complex numbers
 UNCHECKED = {
     "Cluster.connected", "EngineOptions.check_sequences", "Front.plan", "Model.scales", "OnnxModel.over",
@@ -88,6 +89,8 @@ def test_a_field_of_a_wrong_type_is_refused_by_its_name(kind: type) -> None:
         (lambda: edge.load(memory="20MiB"), "Use a larger memory, a smaller batch or kv_type"),
         (lambda: edge.quantize(MODEL_PATH, "no", size="x"), "size needs a size"),
         (lambda: edge.quantize(MODEL_PATH, "no", type="q8_0", threads=0), "threads must be from 1"),
+        (lambda: ANY.Model.generate(object(), "a", temperature=0), r"write sampling=SamplingParams\(temperature="),
+        (lambda: ANY.plan("a", edge.Cluster(), objektive="ttft"), "plan: .*'objektive'; did you mean objective"),
         (lambda: edge.Cluster("pi"), r"workers must be a list, such as \['pi'\]"),
         (lambda: edge.PlanOptions(context=0), "context must be 1 or more, got 0"),
         (lambda: edge.PlanOptions(acceptance=2), "acceptance must be from 0 to 1, got 2"),
