@@ -253,6 +253,13 @@ test("the picture has devices in the order of their stages, and others below the
   }
 });
 
+test("a device in the picture has its part of the model that most devices share", () => {
+  const whole = {...part(0, 8), model: "other"};
+  drawn([device("this device", {models: [whole, part(0, 0), part(0, 4)]}), device("pi", {models: [part(4, 8, 1)]})]);
+  assert.match(byId("picture").textContent, /Layers 0-3/);
+  assert.doesNotMatch(byId("picture").textContent, /All layers/);
+});
+
 test("the picture follows the texts of devices, and links flow only between devices that compute", () => {
   const at = (text, state = "computing") => [device("pi", {text, state, models: [part(0, 4)]}),
     device("nas", {state: "computing", models: [part(4, 8, 1)]}), device("idle", {state: "computing"})];
@@ -306,6 +313,26 @@ test("a model can be loaded again after any failure", async () => {
   assert.match(card.textContent, /Runs on pi\. It takes 1 KiB of memory\./);
   models.lookAway();
   assert.equal(timers.ofLength(EVERY_MS).length, 0);
+});
+
+test("an old list of downloads does not replace the reason of a failure", async () => {
+  const list = later();
+  server.answers["v1/pulls"] = list;
+  server.answers["v1/advice"] = () => ({state: "ready", rows: []});
+  server.answers["v1/models"] = () => ({data: []});
+  server.answers["api/pull"] = () => 500;
+  models.look();
+  await settle();
+  byId("pull-name").value = "tiny";
+  byId("pull-form").dispatch("submit");
+  await settle();
+  list.give({allowed: true, data: [{model: "tiny", completed: 0, total: 9}]});
+  await settle();
+  server.answers["v1/pulls"] = () => ({allowed: true, data: []});
+  timers.fire(EVERY_MS);
+  await settle();
+  assert.match(byId("pulls").textContent, /refused/);
+  models.lookAway();
 });
 
 test("plans of a model that is no longer shown do not replace those of another", async () => {

@@ -244,7 +244,7 @@ def _loss(device: Device, statuses: Sequence[Mapping[str, Any]], lost_s: float) 
     for name in (device.name, device.address):
         why = why.removeprefix(f"{name}: ").removeprefix(f"{name} ").removeprefix("at ").removeprefix(device.address)
     why = why.strip()
-    if why.startswith(("gave ", "went ", "is ", "did ", "has ")):  # the name was its subject
+    if why.startswith(("cannot ", "gave ", "went ", "is ", "did ", "has ")):  # the name was its subject
         why = f"it {why}"
     texts = [f"lost: {why or 'it does not answer'}"]
     if _kind(device) == BROWSER:

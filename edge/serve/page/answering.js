@@ -29,6 +29,7 @@ export class Answering {
     const {message} = this;
     Object.assign(message, {partial: true, note: "", error: ""});
     this.show();
+    let failedAt = 0;  // time of the first of the last failures; a device that was asleep tries again
     for (let failures = 0; ; failures++) {
       const before = this.progressed;
       try {
@@ -43,12 +44,13 @@ export class Answering {
           message.error = error.message;
           break;
         }
-        if (performance.now() - this.progressed > PATIENCE_MS) {
+        if (this.progressed > before) failures = 0;
+        if (!failures) failedAt = performance.now();
+        if (performance.now() - failedAt > PATIENCE_MS) {
           message.error = `${error.message} The page tried for two minutes. Check that edge serve runs, and press ` +
             (message.content ? "Continue." : "Retry.");
           break;
         }
-        if (this.progressed > before) failures = 0;
         this.status = `${error.message} Trying again\u2026`;
         this.show();
         await this.wait(PAUSES_MS[Math.min(failures, PAUSES_MS.length - 1)]);

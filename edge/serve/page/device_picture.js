@@ -37,8 +37,9 @@ export class DevicePicture {
     this.svg.setAttribute("viewBox", `0 0 ${room} ${height}`);
     this.svg.setAttribute("height", height);
     this.svg.setAttribute("aria-label", plain(words(devices, links)));
+    const main = mainModel(devices);
     this.svg.replaceChildren(...links.map(link => line(link, places, devices, active)).filter(Boolean),
-      ...devices.map(device => node(device, places.get(device.name))));
+      ...devices.map(device => node(device, places.get(device.name), main)));
   }
 }
 
@@ -61,8 +62,16 @@ function placed(devices, room) {
   return places;
 }
 
-function node(device, {x, y}) {
-  const [part] = device.models, short = device.name.length > LETTERS ? `${device.name.slice(0, LETTERS - 1)}\u2026` : device.name;
+// Return the name of the model that most devices have a part of: a node has room for one part.
+function mainModel(devices) {
+  const names = devices.flatMap(device => [...new Set(device.models.map(part => part.model))]);
+  const uses = name => names.filter(other => other === name).length;
+  return names.reduce((best, name) => best === undefined || uses(name) > uses(best) ? name : best, undefined);
+}
+
+function node(device, {x, y}, main) {
+  const parts = device.models.filter(part => part.model === main);
+  const part = parts.find(({layers}) => layers?.[1] > layers?.[0]) || parts[0] || device.models[0], short = device.name.length > LETTERS ? `${device.name.slice(0, LETTERS - 1)}\u2026` : device.name;
   const layers = part?.layers || [0, 0], all = part?.n_layers || 1, inner = WIDTH - 24;
   return draw("g", {class: `node ${device.state}`, transform: `translate(${x} ${y})`},
     draw("title", {}, `${device.name}: ${device.text}`),

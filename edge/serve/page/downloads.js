@@ -56,12 +56,15 @@ export function setModels(models) {
 
 async function askPulls() {
   clearTimeout(pullTimer);
+  const began = performance.now();
   try {
     const pulls = await get("v1/pulls");
     allowed = pulls.allowed;
     $("pull-form").hidden = !allowed;
     $("no-pulls").hidden = allowed;
-    for (const {model, completed, total} of pulls.data) item(model).progress(completed, total);
+    for (const {model, completed, total} of pulls.data) {
+      if (!(items.get(model)?.endedAt > began)) item(model).progress(completed, total);  // otherwise the answer is old
+    }
     const running = new Set(pulls.data.map(entry => entry.model));
     for (const [name, download] of items) {
       if (!running.has(name) && download.isWatched && !download.isOwn) download.end("", here.has(name));
@@ -109,6 +112,7 @@ class Download {
   constructor(name) {
     this.name = name;
     this.isOwn = this.isCancelled = this.isWatched = false;
+    this.endedAt = 0;
     this.bar = make("progress", {"aria-label": `Download of ${name}`});
     this.text = make("span", {class: "quiet"});
     this.wrong = make("p", {class: "wrong", role: "status"});
@@ -133,6 +137,7 @@ class Download {
   }
 
   progress(done, total) {
+    if (!this.close.hidden) this.begin();  // another tab began it again
     this.isWatched = true;
     if (!total) return;
     this.bar.max = total;
@@ -142,6 +147,7 @@ class Download {
 
   end(error, arrived) {
     this.isWatched = false;
+    this.endedAt = performance.now();
     this.wrong.textContent = error;
     this.text.textContent = arrived ? "Downloaded" : "";
     this.bar.hidden = this.cancel.hidden = true;
