@@ -36,21 +36,25 @@ def test_a_phone_joins_by_its_link_and_comes_back_after_its_tab_was_closed(
         stage.go("devices")
         click(page, "Add a device")
         page.value("document.getElementById('add-phone').click(); document.getElementById('add-name').focus()")
-        page.type("phone")
+        name = "phone" + 51 * "x"
+        page.type(name)
         page.press("Enter", "\r")
         shown = "document.getElementById('add-link')"
         link = page.wait_for(f"{shown}.checkVisibility() && {shown}.href")
         assert str(link).startswith("https://")  # though the server listens on this machine only
-        is_in(stage, "phone", "joining")
+        assert page.value("(dialog => dialog.scrollWidth <= dialog.clientWidth)(document.getElementById('add-dialog'))")
+        is_in(stage, name, "joining")
         for _ in range(2):
             with browser(tmp_path / "phone") as phone:
                 phone.call("Security.setIgnoreCertificateErrors", ignore=True)  # as a person chooses to continue
                 phone.call("Page.navigate", url=link)
-                is_in(stage, "phone", "ready")
-                page.wait_for("document.getElementById('add-result-title').textContent === 'phone has joined'")
+                is_in(stage, name, "ready")
+                page.wait_for(f"document.getElementById('add-result-title').textContent === '{name} has joined'")
                 phone.wait_for("document.getElementById('state').textContent === 'Ready, waiting for work.'")
-            is_in(stage, "phone", "lost")
+            is_in(stage, name, "lost")
             page.wait_for("document.getElementById('device-cards').innerText.includes('open its page there')")
+        page.value("history.back()")
+        page.wait_for("!document.getElementById('add-dialog').open")
 
 
 @pytest.mark.parametrize("width", SIZES)

@@ -44,7 +44,8 @@ def test_answer_continues_where_the_connection_broke(stage: tuple[Stage, Relay],
     ask(page, "Well?")
     page.wait_for("document.querySelector('.answer > .text')?.textContent === 'Hello th'")
     target = between.target
-    page.value("(real => { performance.now = () => real() + 3e5; })(performance.now.bind(performance))")  # it was asleep
+    # Five minutes pass at once, as in a device that sleeps.
+    page.value("(real => { performance.now = () => real() + 3e5; })(performance.now.bind(performance))")
     between.cut()
     page.wait_for(f"{STATUS}.includes('Trying again')")
     assert shown(page) == ["Well?", "Hello th"]

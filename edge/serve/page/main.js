@@ -27,7 +27,10 @@ function watch() {
   }
 }
 
-addEventListener("hashchange", view);
+addEventListener("hashchange", () => {
+  document.querySelectorAll("#add-dialog[open], #remove-dialog[open]").forEach(dialog => dialog.close());
+  view();
+});
 document.addEventListener("visibilitychange", watch);
 for (const {start} of Object.values(VIEWS)) start();
 view();
