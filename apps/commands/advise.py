@@ -123,9 +123,10 @@ def _show(result: dict[str, Any], every: bool) -> None:
     worthwhile = [row for row in result["rows"] if row["on_front"]]
     soon = [row for row in worthwhile if row["answer_s"] <= _MOST_S] or worthwhile[:1]
     rows = result["rows"] if every else soon
+    names = ", ".join("this device" if name == "local" else name for name in result["devices"])
     print_note(
         f"an answer of {result['answer_tokens']} tokens to a prompt of {result['prompt_tokens']} tokens, on"
-        f" {', '.join(result['devices'])}; larger models usually answer better (only size is known)"
+        f" {names}; larger models usually answer better (only size is known)"
     )
     print()
     print_columns(_COLUMNS, list(_lines(rows)), whole=("model", "type", "run"))
@@ -144,8 +145,11 @@ def _lines(rows: Sequence[dict[str, Any]]) -> Iterator[list[str]]:
 
     lines = list(LINES_S)
     for row in rows:
+        above_s = None
         while lines and row["answer_s"] is not None and row["answer_s"] > lines[0]:
-            yield [f"-- above {lines.pop(0):g} s --", *[""] * (len(_COLUMNS) - 1)]
+            above_s = lines.pop(0)
+        if above_s is not None:
+            yield [f"-- above {above_s:g} s --", *[""] * (len(_COLUMNS) - 1)]
         yield _cells(row)
 
 

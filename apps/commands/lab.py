@@ -98,7 +98,8 @@ def _show(state: LabState, as_json: bool) -> None:
     for note in state.not_enforced:
         print_note(f"not enforced{': ' + note['device'] if note['device'] else ''}: {note['what']}: {note['why']}")
     options[1] = ",".join(state.addresses)
-    print(f"Next: edge chat {' '.join(options)}, or edge pareto; finally edge lab down.", file=sys.stderr)
+    again = f"edge chat {' '.join(options)} --parallel pipeline"
+    print(f"Next: {again}, which uses every device; finally edge lab down.", file=sys.stderr)
 
 
 def _row(device: dict[str, Any]) -> tuple[str, ...]:

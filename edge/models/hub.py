@@ -27,6 +27,7 @@ from quant.text import bytes_text
 
 T = TypeVar("T")
 
+_UNREACHABLE = "the hub cannot be reached, and the model is not in the cache; check the network, or name a file"
 _LISTED = 20  # maximum number of file names in an error
 _TIMEOUT_S = 10.0  # timeout for an answer of the hub
 _HTTP_LIMIT_BYTES = 50_000_000_000  # larger files are only available through the hub's own protocol
@@ -365,4 +366,4 @@ def _explained(repo: str, error: Exception, otherwise: str = "") -> HubError:
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return HubError(f"the disk is full; free some for {repo}, or set HF_HOME to a larger disk")
     first = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return HubError(f"{repo}: {otherwise or 'the hub cannot be reached, and the model is not in the cache'} ({first})")
+    return HubError(f"{repo}: {otherwise or _UNREACHABLE} ({first})")

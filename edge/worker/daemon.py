@@ -189,7 +189,8 @@ def _listen(server: grpc.Server, options: WorkerOptions, port: int, worker: Work
         return int(server.add_insecure_port(target))
     except RuntimeError as error:
         raise OSError(
-            f"cannot listen on {target}: another program uses the port, or this user may not open it"
+            f"cannot listen on {target}: another program uses the port, or this user may not open it;"
+            " give another one with --listen"
         ) from error
 
 

@@ -169,6 +169,16 @@ def test_a_worker_that_does_not_answer_is_named(edge: Run, mine: Path) -> None:
     assert result["devices"] == ["local"]
 
 
+def test_a_line_of_the_table_stands_above_a_model(edge: Run) -> None:
+    code, out, _ = edge(*LAPTOP, "--models", "smollm2-135m,gemma-3-12b", "--types", "q4_k_m", "--all")
+    assert code == 0
+    assert re.findall(r"^(?:-- above|\S+-\d\S+)(?: 10| 30)?", out, re.M) == [
+        "smollm2-135m",
+        "-- above 30",
+        "gemma-3-12b",
+    ]
+
+
 def test_the_table_has_lines_at_10_and_30_seconds(edge: Run) -> None:
     code, out, _ = edge(*LAPTOP)
     assert code == 0

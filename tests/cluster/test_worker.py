@@ -164,7 +164,9 @@ def test_ends_while_it_reads_a_huge_model(tmp_path: Path) -> None:
 
 def test_a_port_has_one_worker(one_worker: Worker) -> None:
     done = run_edge("worker", "--listen", one_worker.address, env=one_worker.env)
-    assert_one_line_error(done, 3, f"cannot listen on {one_worker.address}", "another program uses the port")
+    assert_one_line_error(
+        done, 3, f"cannot listen on {one_worker.address}", "another program uses the port", "--listen"
+    )
     with one_worker.remote() as remote:
         assert health(remote.channel)
 
