@@ -12,6 +12,7 @@ const page = name => import(pathToFileURL(join(process.argv[2], `${name}.js`)));
 const {Poll} = await page("poll");
 const devices = await page("devices");
 const models = await page("models");
+const front = await page("front");
 const {DevicePicture} = await page("device_picture");
 
 const EVERY_MS = 1000;
@@ -315,6 +316,13 @@ test("a model can be loaded again after any failure", async () => {
   assert.equal(timers.ofLength(EVERY_MS).length, 0);
 });
 
+test("a device of a running plan has its name even after it was lost", async () => {
+  server.answers["v1/front"] = () => 404;
+  front.setModels([], {models: [], devices: [{address: "10.0.0.9:1", name: "pixel"}]});
+  const name = front.nameOf([], {stages: [{shards: [{device: "10.0.0.9:1"}]}]});
+  assert.deepEqual(["10.0.0.9:1", "local", "10.0.0.8:1"].map(name), ["pixel", "this device", "10.0.0.8:1"]);
+});
+
 test("an old list of downloads does not replace the reason of a failure", async () => {
   const list = later();
   server.answers["v1/pulls"] = list;
@@ -336,7 +344,7 @@ test("an old list of downloads does not replace the reason of a failure", async 
 });
 
 test("plans of a model that is no longer shown do not replace those of another", async () => {
-  const front = name => ({points: [], devices: [{name}]});
+  const plans = name => ({points: [], devices: [{name}]});
   server.answers["v1/models"] = () => ({data: ["a", "b"].map(id => ({id, status: {value: "unloaded"}, meta: {}}))});
   server.answers[CLUSTER] = () => ({models: []});
   const [first, second] = [later(), later()];
@@ -347,7 +355,7 @@ test("plans of a model that is no longer shown do not replace those of another",
   server.answers["v1/front"] = second;
   byId("front-model").dispatch("change");
   await settle();
-  second.give(front("b"));
+  second.give(plans("b"));
   await settle();
   byId("front-notice").textContent = "of b";
   first.give(500);

@@ -233,7 +233,7 @@ function rowItem(row) {
 function fitWords(row) {
   const own = (advice.devices || [])[0], devices = Object.keys(row.memory_bytes || {});
   if (row.placement === "none") return ["Too large", "failed"];
-  if (row.placement === "paged") return ["Larger than the memory: slow", "loading"];
+  if (row.placement === "paged") return ["Larger than the memory: slow", "slow"];
   if (devices.length > 1) {
     const needed = Object.values(row.memory_bytes).reduce((sum, n) => sum + n, 0);
     const room = advice.memory_bytes?.[own];

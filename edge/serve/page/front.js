@@ -129,7 +129,8 @@ export function nameOf(devices, plan) {
 
 function inFront(address) {
   if (address === OWN) return "this device";
-  const device = (Array.isArray(front.devices) ? front.devices : []).find(item => item?.address === address);
+  const known = [...(Array.isArray(front.devices) ? front.devices : []), ...(state.devices || [])];
+  const device = known.find(item => item?.address === address);
   return String(device?.name ?? address);
 }
 
