@@ -36,8 +36,8 @@ async def unload(request: ModelRequest, models: ServedModels) -> dict[str, Any]:
     name = model_of(request.model, models)
     if not await models.unload(name) and models.state(name) in ("loaded", "loading"):
         raise Overloaded(
-            f"{name} stays loaded, because it answers a request, loads on a device, is pinned, or is kept for another key;"
-            " try again when that has ended"
+            f"{name} stays loaded, because it answers a request, loads on a device, is pinned, or is kept for another"
+            " key; try again when that has ended"
         )
     return {"success": True, "model": name}
 

@@ -5,6 +5,7 @@ import {$, announce, button, bytes, digits, make, plain, plural} from "./dom.js"
 
 const EVERY_MS = 1000;
 const AGAIN_MS = 60000;  // the advice changes with the devices
+const CANCELLED = "Cancelled. The next download of it continues here.";
 const FEW = 8;           // rows until all are shown
 
 let changed = () => {};  // called when a model has arrived
@@ -67,7 +68,9 @@ async function askPulls() {
     }
     const running = new Set(pulls.data.map(entry => entry.model));
     for (const [name, download] of items) {
-      if (!running.has(name) && download.isWatched && !download.isOwn) download.end("", here.has(name));
+      if (!running.has(name) && download.isWatched && !download.isOwn) {
+        download.end(download.isCancelled ? CANCELLED : "", here.has(name));
+      }
     }
     if (!allowed) table();
   } catch (error) {
@@ -102,7 +105,7 @@ async function pull(name) {
     changed();
   } catch (error) {
     if (!(error instanceof ApiError) && error.name !== "TypeError") throw error;
-    download.end(download.isCancelled ? "Cancelled. The next download of it continues here." : error.message, false);
+    download.end(download.isCancelled ? CANCELLED : error.message, false);
   }
   download.isOwn = false;
   table();
@@ -152,7 +155,7 @@ class Download {
     this.text.textContent = arrived ? "Downloaded" : "";
     this.bar.hidden = this.cancel.hidden = true;
     this.close.hidden = this.again.hidden = false;
-    if (!arrived && !error) this.wrong.textContent = "The download has ended.";
+    if (!arrived && !error) this.wrong.textContent = "The download has ended, but the model is not here.";
     if (arrived) {
       this.element.remove();
       items.delete(this.name);
