@@ -22,7 +22,6 @@ from edge.onnx.samples import Array
 
 T = TypeVar("T")
 
-_POLL_S = 0.1  # interval in which a waiting thread checks whether it should end
 RETRY_S = 5.0  # time after the loss of a copy before it is opened again
 _AHEAD = 2  # inputs in flight at one copy: one computes while the next one travels
 _NEW = 0.3  # weight of a new time in the mean time of a copy
@@ -114,8 +113,8 @@ class ReplicaPipeline:
         flight = self._flight = _Flight(iter(feeds), window)
         for copy in self.copies:
             flight.add(copy)
-        reader = threading.Thread(target=flight.read, daemon=True, name="read")
-        reader.start()
+        # No other thread waits for the end of this one, because the iterator `feeds` may block forever.
+        threading.Thread(target=flight.read, daemon=True, name="read").start()
         threads = [self._thread(copy, flight, wire) for copy in self.copies]
         try:
             while True:
@@ -127,8 +126,6 @@ class ReplicaPipeline:
             flight.end()
             for thread in threads:
                 thread.join()
-            while reader.is_alive() and not flight.wants_input:  # the iterator `feeds` may block forever
-                reader.join(_POLL_S)
 
     def measured(self, measure: Callable[[Flow], T], wire: str = "f32") -> T:
         """Return the result of `measure` for the flow, which `measure` may use more than once."""
@@ -185,12 +182,11 @@ class ReplicaPipeline:
                     if not flight.wait_until(copy.lost_at + RETRY_S):
                         return
                     copy.open()
-                    self._say(f"{copy.name} computes again")
                     flight.add(copy)
+                    self._say(f"{copy.name} computes again")
                 assert copy.runner is not None
                 for result in copy.runner.map(flight.inputs(copy), _AHEAD, wire):
-                    if not flight.answer(copy, result):
-                        break
+                    flight.answer(copy, result)
                 return
             except Exception as error:
                 was_loaded = copy.runner is not None
@@ -221,7 +217,6 @@ class _Flight:
         self._feeds_error: BaseException | None = None  # raised after the outputs of earlier inputs
         self._ready: set[Copy] = set()  # copies that wait for an input
         self.ended = False
-        self.wants_input = False  # the thread of `read` waits for the iterator of inputs
 
     # --- called by the caller of `map` ---
 
@@ -266,7 +261,6 @@ class _Flight:
                 self._changed.wait_for(lambda: self.ended or self._needs_input())
                 if self.ended:
                     return
-                self.wants_input = True
             feed = None
             try:
                 feed = {name: copied(array) for name, array in next(self._feeds).items()}
@@ -275,7 +269,6 @@ class _Flight:
             except BaseException as error:  # the iterator of inputs failed
                 self._feeds_error = error
             with self._changed:
-                self.wants_input = False
                 self._changed.notify_all()
                 if feed is None:
                     self._no_more = True
@@ -342,8 +335,8 @@ class _Flight:
         """Return the seconds until a copy would finish another input."""
         return (len(self._own[copy]) + 1) * copy.seconds
 
-    def answer(self, copy: Copy, result: Result) -> bool:
-        """Record the outputs of the oldest input of a copy. Return False at the end."""
+    def answer(self, copy: Copy, result: Result) -> None:
+        """Record the outputs of the oldest input of a copy."""
         with self._changed:
             number = self._own[copy].pop(0)
             del self._inputs[number]
@@ -352,7 +345,6 @@ class _Flight:
             seconds = sum(result.compute_s) or result.seconds
             copy.seconds = seconds if not copy.seconds else copy.seconds + _NEW * (seconds - copy.seconds)
             self._changed.notify_all()
-            return not self.ended
 
     def lose(self, copy: Copy) -> None:
         """Give the inputs of a lost copy to the others."""
@@ -372,6 +364,4 @@ class _Flight:
     def wait_until(self, moment: float) -> bool:
         """Wait until a moment of time.monotonic(). Return False if the flight ends before it."""
         with self._changed:
-            return not self._changed.wait_for(
-                lambda: self.ended or self._is_over(), max(0.0, moment - time.monotonic())
-            )
+            return not self._changed.wait_for(lambda: self.ended, max(0.0, moment - time.monotonic()))

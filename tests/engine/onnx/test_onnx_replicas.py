@@ -26,8 +26,9 @@ class Device:
     def __init__(self, name: str, seconds: float = 1.0, is_open: bool = True) -> None:
         self.name, self.seconds = name, seconds
         self.began: list[int] = []
+        self.wires: list[str] = []
         self.error: Exception | None = None  # raised instead of the next result
-        self.n_loads = 0
+        self.n_loads = self.n_loaded = 0
         self.gate = threading.Semaphore(10**6 if is_open else 0)
         self.load_error: Exception | None = None
         self.stopped = False
@@ -39,9 +40,15 @@ class Device:
         if self.load_error is not None:
             raise self.load_error
         self.n_loads += 1
+        self.n_loaded += 1
+        stack.callback(self.unload)
         return self
 
+    def unload(self) -> None:
+        self.n_loaded -= 1
+
     def map(self, feeds: Iterable[Any], window: int, wire: str = "f32") -> Iterator[Result]:
+        self.wires.append(wire)
         for feed in feeds:
             value = int(feed["x"][0])
             self.began.append(value)
@@ -197,10 +204,16 @@ def test_lost_copy_returns_while_inputs_come(monkeypatch: pytest.MonkeyPatch) ->
         for i, feed in enumerate(inputs(30)):
             if i == 15:
                 until(lambda: "pi computes again" in said, "the return of the lost copy")
+                n_began.append(len(lost.began))
             yield feed
 
-    assert values(pipeline(lost, other, said=said).map(feeds(), 4)) == list(range(1, 31))
-    assert lost.n_loads == 2
+    n_began: list[int] = []
+    copies = pipeline(lost, other, said=said)
+    assert values(copies.map(feeds(), 4)) == list(range(1, 31))
+    assert len(lost.began) > n_began[0]
+    assert (lost.n_loads, lost.n_loaded) == (2, 1)
+    copies.close()
+    assert (lost.n_loaded, other.n_loaded) == (0, 0)
 
 
 def test_this_device_computes_if_all_copies_are_lost() -> None:
@@ -259,6 +272,9 @@ def test_stop_ends_a_run_that_waits_for_inputs_or_computes(computes: bool) -> No
     ended.set()
     with pytest.raises(Interrupted):
         values(copies.map(inputs(1), 1))
+    copies.resume()
+    first.gate.release(10)
+    assert values(copies.map(inputs(3), 2)) == [1, 2, 3]
 
 
 def test_copies_that_cannot_be_loaded_leave_nothing_loaded() -> None:
@@ -358,6 +374,93 @@ def test_thread_of_a_replaced_runner_does_not_speak_for_the_new_one() -> None:
         flight._window = 4
         flight._changed.notify_all()
     thread.join(TIMEOUT_S)
+    flight._window = 1
+    thread = threading.Thread(target=lambda: later.extend(present), daemon=True)
+    thread.start()
+    until(lambda: copy in flight._ready, "the new runner to wait again")
+    flight.lose(copy)
+    thread.join(TIMEOUT_S)
+    assert not flight._ready
     flight.end()
     reader.join(TIMEOUT_S)
     assert [int(feed["x"][0]) for feed in later] == [1]
+
+
+def test_inputs_are_copied_because_the_caller_may_use_their_memory_again() -> None:
+    slow, quick = Device("slow", is_open=False), Device("quick")
+
+    def feeds() -> Iterator[dict[str, Any]]:
+        memory = np.array([0])
+        for i in range(6):
+            memory[0] = i
+            yield {"x": memory}
+        slow.gate.release(100)
+
+    assert values(pipeline(slow, quick).map(feeds(), 4)) == list(range(1, 7))
+
+
+def test_caller_that_leaves_early_leaves_no_copy_at_work() -> None:
+    device = Device("one", is_open=False)
+    copies = pipeline(device)
+    results = copies.completed(iter(inputs(9)), 4)
+    device.gate.release()
+    assert next(results)[0] == 0
+    until(lambda: device.began == [0, 1], "the next input")
+
+    def go_on() -> None:
+        flight = copies._flight
+        assert flight is not None
+        until(lambda: flight.ended, "the end")
+        device.gate.release(100)
+
+    thread = threading.Thread(target=go_on)
+    thread.start()
+    results.close()  # type: ignore[attr-defined]
+    assert "copy" not in [thread.name for thread in threading.enumerate()]
+    assert device.began == [0, 1]
+    thread.join(TIMEOUT_S)
+
+
+def test_oldest_input_of_a_lost_copy_is_computed_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replicas, "RETRY_S", 10 * TIMEOUT_S)
+    other = Device("laptop")
+
+    class Ahead(Device):
+        """A device that is lost with several inputs in flight."""
+
+        def map(self, feeds: Iterable[Any], window: int, wire: str = "f32") -> Iterator[Result]:
+            inputs_ahead = iter(feeds)
+            for _ in range(4):
+                next(inputs_ahead)
+            raise WorkerError("pi went away")
+            yield
+
+    copies = pipeline(Ahead("pi"), other)
+    copies.copies[1].seconds = 9.0  # the first inputs go to the other copy
+    assert values(copies.map(inputs(6), 4)) == [1, 2, 3, 4, 5, 6]
+    assert other.began == [0, 1, 2, 3, 4, 5]
+
+
+def test_time_of_a_copy_is_a_mean_that_follows_slowly() -> None:
+    device = Device("one")
+    copies = pipeline(device)
+    for seconds, mean in ((1.0, 1.0), (2.0, 1.3), (1.3, 1.3)):
+        device.seconds = seconds
+        copies.run(inputs(1)[0])
+        assert copies.copies[0].seconds == pytest.approx(mean)
+
+
+def test_first_of_several_errors_is_raised() -> None:
+    flight = _Flight(iter(()), 1)
+    for error in (EngineError("first"), EngineError("second")):
+        flight.fail(error)
+    with pytest.raises(EngineError, match="first"):
+        flight.next(lambda: None)
+    assert flight.ended
+
+
+def test_measurements_use_the_wire_type_and_the_time_at_which_an_input_was_taken() -> None:
+    device = Device("one")
+    [result] = pipeline(device).measured(lambda flow: list(flow(inputs(1), 1)), "f16")
+    assert device.wires == ["f16"]
+    assert result.began > 0  # the device reports 0
