@@ -60,6 +60,36 @@ def test_boxes_with_infinite_values_are_dropped() -> None:
     assert rows(named, labels=NAMES) == [("dog", 0.9, (20, 20, 40, 40))]
 
 
+def test_masks_and_key_points_of_yolo_are_not_classes() -> None:
+    values = np.full((1, 6 + 32, 50), 9.0)
+    values[0, :6] = yolo((20, 50, 20, 20, 0.9, 0))
+    segment, pose = (Metadata(NAMES, None, (0, 0), task) for task in ("segment", "pose"))
+    assert rows({"output0": values}, segment) == [("cat", 0.9, (20, 30, 60, 70))]
+    assert rows({"output0": values[:, : 6 + 21]}, pose) == [("cat", 0.9, (20, 30, 60, 70))]
+    by_row = np.concatenate([values[0, :4], np.full((1, 50), 0.5), values[0, 4:]]).T
+    assert rows({"output0": by_row[None]}, segment) == [("cat", 0.45, (20, 30, 60, 70))]
+    for outputs, metadata in ((values, YOLO), (values[:, :5], pose)):
+        with pytest.raises(TextError):
+            rows({"output0": outputs}, metadata)
+
+
+def test_boxes_beside_the_picture_and_empty_ones_are_dropped() -> None:
+    values = np.array([[10, 0, 20, 10, 0.9, 1], [10, 35, 10, 45, 0.9, 1], [10, 35, 20, 45, 0.8, -1]], np.float32)
+    assert rows({"out": values}, labels=NAMES) == [("class -1", 0.8, (20, 20, 40, 40))]
+    values[2, 4] = 1.5  # no score
+    with pytest.raises(TextError):
+        rows({"out": values}, labels=NAMES)
+    parts = {"boxes": [[0.5, 0.35, 1.5, 0.45]], "labels": np.array([2]), "scores": [0.9]}
+    assert rows(parts, labels=NAMES) == [("class 2", 0.9, (100, 20, 200, 40))]
+
+
+def test_noise_is_not_a_map_of_areas(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edge.onnx.predictions._MOST_RUNS", 100)
+    noise = np.indices((100, 100)).sum(0) % 2
+    with pytest.raises(TextError, match="noise"):
+        rows({"map": noise.astype(np.float32)})
+
+
 @pytest.mark.parametrize("batch", [True, False])
 def test_rows_of_six_are_boxes(batch: bool) -> None:
     values = np.array([[10, 35, 20, 45, 0.9, 1], [0, 0, 0, 0, 0, 0]], np.float32)
@@ -127,6 +157,19 @@ def test_outputs_that_do_not_say_what_they_are_raise(outputs: dict[str, Any], me
         ({"labels": "\ncat\r\ndog\r\n\n"}, Metadata(NAMES)),
         ({"classes": "cat, dog"}, Metadata(NAMES)),
         ({"names": "{1: 'dog'}"}, Metadata(("class 0", "dog"))),
+        ({"names": "{100000: 'dog'}"}, NOTHING),
+        ({"labels": "x" * 201 + ",dog"}, Metadata(("x" * 200, "dog"))),
+        ({"names": "['cat']", "classes": "['dog']"}, Metadata(("cat",))),
+        ({"stride": "32", "labels": "['cat']"}, Metadata(("cat",))),
+        (YOLO_PROPS | {"imgsz": "16384"}, Metadata(NAMES, Scaling(pad=True), (16384, 16384), "detect")),
+        (YOLO_PROPS | {"imgsz": "[16384, 16385]"}, Metadata(NAMES, Scaling(pad=True), (0, 0), "detect")),
+        ({"mean": "[0.1, 0.2]", "std": "1"}, NOTHING),
+        ({"mean": "0", "std": "[1, 2]"}, NOTHING),
+        ({"mean": "0", "std": "[1, 0, 1]"}, NOTHING),
+        ({"mean": "0", "std": "1", "scale": "0"}, NOTHING),
+        ({"mean": "NaN", "std": "1"}, NOTHING),
+        ({"mean": "0", "std": "1", "scale": "2"}, Metadata((), Scaling(2.0, (0.0,), (1.0,)))),
+        ({"labels": "cat," * (1 << 18) + "x"}, NOTHING),
         ({"names": "{99999999999: 'dog', -1: 'cat'}", "mean": "x", "std": "0"}, NOTHING),
         ({"names": "{[0]: 'cat'}", "labels": "{0: 'cat', 1: 'dog'}"}, Metadata(("{[0]: 'cat'}",))),
         ({"names": "1" + "0" * 400 + "+1j", "mean": "{[0]: 1}", "std": "1"}, Metadata(("1" + "0" * 199,))),
@@ -173,3 +216,66 @@ def test_predict_in_python_equals_the_command(tmp_path: Path) -> None:
             network.predict(tmp_path / "green.png", output="drawn.gif")
     with Image.open(tmp_path / "drawn.png") as image:
         assert image.size == (30, 20)
+
+
+SQUARE = Picture(Path("square.png"), np.zeros(1), None, (100, 100), (100, 100), Area(0, 0, 100, 100), (0, 0, 0), "")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_suppressed_boxes_overlap_a_better_box_and_no_others_do(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    n = 60
+    boxes = np.concatenate([rng.integers(20, 80, (n, 2)), rng.integers(8, 40, (n, 2))], axis=1)
+    scores, classes = rng.permutation(np.arange(25, 25 + n)) / 100, rng.integers(0, 2, n)
+    values = np.zeros((1, 6, 100))
+    values[0, :4, :n], values[0, 4 + classes, np.arange(n)] = boxes.T, scores
+
+    def share(i: int, j: int) -> float:
+        """Return the intersection over the union of two boxes."""
+        common = 1.0
+        for axis in (0, 1):
+            (a, width_a), (b, width_b) = boxes[i, axis::2], boxes[j, axis::2]
+            common *= max(0, min(a + width_a / 2, b + width_b / 2) - max(a - width_a / 2, b - width_b / 2))
+        return float(common / (boxes[i, 2:].prod() + boxes[j, 2:].prod() - common))
+
+    expected: list[int] = []
+    for i in np.argsort(-scores).tolist():
+        if all(classes[i] != classes[j] or share(i, j) <= 0.45 for j in expected):
+            expected.append(i)
+    result = predictions({"output0": values}, SQUARE, YOLO).rows
+    assert [row.score for row in result] == [scores[i] for i in expected]
+    assert 5 < len(expected) < n
+
+
+def test_bounds_of_scores_and_of_the_number_of_boxes() -> None:
+    values = np.array([[10, 35, 20, 45, score, 0] for score in (0.25, 0.2499)], np.float32)
+    assert len(rows({"out": values})) == 1
+    many = np.tile(np.array([[10, 35, 20, 45, 0.5, 0]], np.float32), (301, 1))
+    many[300, 4] = 0.9
+    result = rows({"out": many})
+    assert (len(result), result[0][1]) == (300, 0.9)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_areas_are_those_of_a_flood_fill(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    values = np.zeros((100, 100), np.float32)
+    values[5:45, 5:45] = rng.choice([0.29, 0.3, 1.0], (40, 40), p=[0.62, 0.3, 0.08])
+    left = set(map(tuple, np.argwhere(values >= np.float32(0.3)).tolist()))
+    expected = []
+    while left:
+        todo = [left.pop()]
+        pixels = []
+        while todo:
+            y, x = todo.pop()
+            pixels.append((y, x))
+            near = {(y + dy, x + dx) for dy in (-1, 0, 1) for dx in (-1, 0, 1)} & left
+            left -= near
+            todo += near
+        if len(pixels) >= 9:
+            ys, xs = zip(*pixels, strict=True)
+            score = float(np.mean([values[pixel] for pixel in pixels]))
+            expected.append(((min(xs), min(ys), max(xs) + 1, max(ys) + 1), pytest.approx(score)))
+    result = predictions({"map": values}, SQUARE, NOTHING).rows
+    assert sorted((row.box, row.score) for row in result) == sorted(expected, key=lambda area: area[0])
+    assert len(expected) > 3
