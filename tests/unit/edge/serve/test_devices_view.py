@@ -125,3 +125,97 @@ def test_device_with_parts_of_two_copies_has_the_speed_of_the_model_once() -> No
     pi = shown({A: Sight("pi", PROFILE)}, [{**whole, "devices": parts}, {**status(), "model": {"name": "other"}}])["pi"]
     assert [part["model"] for part in pi["models"]] == ["tiny", "tiny", "other"]
     assert pi["tokens_per_s"] == 6.0
+
+
+def test_state_begins_when_it_changes_but_computing_and_ready_are_one() -> None:
+    now = 0.0
+    view = DevicesView(lambda: now)
+
+    def since(sight: Sight, busy: float = 0.0) -> tuple[str, float]:
+        devices = joined([status(busy)], {A: sight}, {A: False}, [], {})
+        [pi] = [value for value in view.to_json(devices, [status(busy)], {})["devices"] if value["name"] == "pi"]
+        return pi["state"], pi["since"]
+
+    pi = Sight("pi", PROFILE)
+    assert since(pi) == ("ready", 0.0)
+    now = 10.0
+    assert since(pi, 0.01) == ("computing", 10.0)
+    assert since(replace(pi, is_slow=True)) == ("slow", 0.0)
+    now = 15.0
+    assert since(replace(pi, is_slow=True)) == ("slow", 5.0)
+    assert since(replace(pi, lost_at=12.0), 0.5) == ("lost", 3.0)
+    assert since(pi, 0.009) == ("ready", 0.0)
+    view.to_json([], [], {})
+    now = 20.0
+    assert since(pi) == ("ready", 0.0)  # a device that was gone is new
+
+
+@pytest.mark.parametrize(("before_s", "is_shown"), [(2.5, True), (3.5, False)])
+def test_only_events_about_a_loss_explain_it(before_s: float, is_shown: bool) -> None:
+    lost = Sight("pi", PROFILE, lost_at=time.monotonic() - 20, why="went away")
+    lines = [{"time": time.time() - 20 - before_s, "text": "pi was lost"}]
+    assert ("pi was lost" in shown({A: lost}, [status(events=()) | {"events": lines}])["pi"]["text"]) == is_shown
+
+
+def test_lost_device_has_no_figures_and_no_link() -> None:
+    profile = replace(PROFILE, load=0.5, temperature_c=50.0, battery_percent=90.0)
+    lost = shown({A: Sight("pi", profile, lost_at=time.monotonic(), why="x")}, [status(0.5)])
+    keys = ("load", "busy", "temperature_c", "battery_percent")
+    assert [lost["pi"][key] for key in keys] == [None, 0.0, None, None]
+    assert lost[""]["links"] == []
+    there = shown({A: Sight("pi", profile)}, [status(0.5)])
+    assert [there["pi"][key] for key in keys] == [0.5, 0.5, 50.0, 90.0]
+    assert len(there[""]["links"]) == 1
+
+
+def test_tiers_are_known_only_with_both_figures_and_within_limits() -> None:
+    def tiers(**changes: Any) -> dict[str, Any]:
+        none = {"disk_total_bytes": None, "disk_free_bytes": None, "gpu_total_bytes": None, "gpu_free_bytes": None}
+        values: dict[str, Any] = shown({A: Sight("pi", replace(PROFILE, **(none | changes)))}, [])["pi"]["memory"]
+        return values
+
+    assert tiers() == {"gpu": None, "memory": {"total": 100, "free": 40}, "disk": None}
+    assert tiers(memory_limit_bytes=30)["memory"] == {"total": 30, "free": 30}
+    assert tiers(memory_limit_bytes=300)["memory"] == {"total": 100, "free": 40}
+    for tier in ("disk", "gpu"):
+        total, free = f"{tier}_total_bytes", f"{tier}_free_bytes"
+        assert tiers(**{total: 7})[tier] is None
+        assert tiers(**{free: 7})[tier] is None
+        assert tiers(**{total: 7, free: 0})[tier] == {"total": 7, "free": 0}
+
+
+def test_links_of_several_models_are_shown_once_and_none_leads_to_its_own_device() -> None:
+    def link(start: str, end: str) -> dict[str, Any]:
+        return {"from": start, "to": end, "kind": "tcp", "latency_s": 1e-4, "bytes_per_s": 1e8}
+
+    first, second = (status(links=[link(*ends)]) for ends in (("this device", "pi"), ("pi", "this device")))
+    own = status(links=[link("pi", "pi"), link("pi", "gone")])
+    links = shown({A: Sight("pi", PROFILE)}, [own, first, second])[""]["links"]
+    assert links == [link("this device", "pi")]
+
+
+def test_members_are_not_mistaken_for_other_devices() -> None:
+    member = KnownMember("board", "joined", 0.0, 0.0, A, is_browser=False)
+    stranger = Sight("pi", PROFILE)
+    values = shown({A: stranger}, [], [member, replace(member, name="own", address=LOCAL)])
+    assert {name: value["member"] for name, value in values.items() if name} == {
+        "this device": False, "pi": False, "board": True, "own": True,
+    }  # fmt: skip
+    impostor = shown({A: Sight("board", PROFILE), B: Sight("board", PROFILE, is_member=True)}, [], [member])
+    assert {value["address"]: value["member"] for name, value in impostor.items() if name}[B]
+    assert shown({A: Sight()}, [], [member])["board"]["address"] == A  # it has not answered yet
+
+
+def test_parts_are_in_words() -> None:
+    [here, pi] = status()["devices"]
+    parts = [{**here, "layers": [0, 7]}, {**pi, "layers": [7, 8]}]
+    texts = shown({A: Sight("pi", PROFILE)}, [{**status(), "devices": parts}])
+    assert (texts["this device"]["text"], texts["pi"]["text"]) == ("holds layers 0-6 of tiny", "holds layer 7 of tiny")
+    left = {**pi, "layers": None, "rank": None, "left_s": 3.0}
+    gone = shown({A: Sight("pi", PROFILE, is_slow=True)}, [{**status(), "devices": [{**here, "layers": [0, 8]}, left]}])
+    assert (gone["this device"]["text"], gone["pi"]["text"]) == (
+        "holds all layers of tiny", "a model found it slower than before",
+    )  # fmt: skip
+    assert gone["pi"]["models"] == []
+    slow = shown({A: Sight("pi", PROFILE, is_slow=True)}, [status()])["pi"]["text"]
+    assert slow == "a model found it slower than before; it is used by tiny"
