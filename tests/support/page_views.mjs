@@ -44,18 +44,26 @@ test("a poll shows each answer while it is looked at, and nothing afterwards", a
   assert.deepEqual(log, [1]);
   assert.equal(timers.ofLength(EVERY_MS).length, 1);
   poll.ask();
+  assert.equal(timers.ofLength(EVERY_MS).length, 0, "the timer must not ask a second time meanwhile");
+  poll.ask();
   await settle();
-  assert.deepEqual(log, [1, 2]);
+  assert.deepEqual(log, [1, 2, 3]);
   assert.equal(timers.ofLength(EVERY_MS).length, 1);
   timers.fire(EVERY_MS);
   await settle();
-  assert.deepEqual(log, [1, 2, 3]);
+  assert.deepEqual(log, [1, 2, 3, 4]);
   const slow = server.answers[CLUSTER] = later();
   timers.fire(EVERY_MS);
   poll.lookAway();
   slow.give({n: 9});
   await settle();
-  assert.deepEqual(log, [1, 2, 3]);
+  assert.deepEqual(log, [1, 2, 3, 4]);
+  assert.equal(timers.waiting.size, 0);
+  const broken = server.answers[CLUSTER] = later();
+  poll.look();
+  poll.lookAway();
+  broken.give(500);
+  await settle();
   assert.equal(timers.waiting.size, 0);
 });
 
@@ -117,7 +125,14 @@ test("cards have the figures of devices, and a link in either direction", async 
   assert.deepEqual([layers.x, layers.width, memory.x, memory.width], ["50", "37.5", "0", "75"]);
   assert.equal(byId("devices-summary").textContent,
     "3 devices \u00b7 1 lost \u00b7 no model is loaded; a question in the chat loads one");
+  state.devices[1].models = [part(6, 7)];
+  state.devices[1].memory.memory.free = 2 * GIB;
+  await seen(state);
+  assert.match(cards.pi.textContent, /Layer 6 of tiny/);
+  assert.equal(facts(cards.pi).Memory, "2 GiB free of 4 GiB");
   assert.deepEqual(Object.keys(await seen(cluster([device("this device")]))), ["this device"]);
+  assert.equal(devices.partText({...part(0, 8), heads: [0, 0]}), "All layers");
+  assert.equal(devices.partText({...part(0, 8), heads: [0, 2]}), "All layers, heads 0-1");
 });
 
 test("news of devices is announced once", async () => {
@@ -141,7 +156,7 @@ test("buttons pause, resume, remove and revoke", async () => {
   await settle();
   assert.deepEqual(posts(), [["POST", path, {paused: true}], ["POST", path, {paused: false}]]);
   for (const [revoke, result, query] of [[false, "", null], [true, "", null], [true, "remove", "?revoke=true"],
-    [false, "remove", ""]]) {
+    [false, "remove", ""], [false, "", null]]) {
     server.requests.length = 0;
     button(card, "Remove").click();
     assert.equal(byId("revoke").checked, false);
@@ -150,6 +165,7 @@ test("buttons pause, resume, remove and revoke", async () => {
     dialog.close(result || undefined);
     await settle();
     assert.deepEqual(posts(), query === null ? [] : [["DELETE", `${path}${query}`, null]]);
+    if (query !== null) assert.deepEqual(server.requests.at(-1), ["GET", CLUSTER, null]);
   }
   card = (await seen(cluster([device(name, {member: false})])))[name];
   button(card, "Remove").click();
@@ -160,9 +176,11 @@ test("buttons pause, resume, remove and revoke", async () => {
   assert.equal(button(card, "Pause").hidden, true);
   server.answers[path] = () => 400;
   dialog.close("remove");
-  server.answers[CLUSTER] = later();
+  const pending = server.answers[CLUSTER] = later();
   await settle();
   assert.equal(byId("devices-notice").textContent, "refused");
+  pending.give(cluster([]));
+  await settle();
   delete server.answers[path];
 });
 
@@ -170,6 +188,9 @@ test("removed devices can be used again", async () => {
   devices.lookAway();
   await seen(cluster([], {removed: ["pi"]}));
   assert.equal(byId("removed-devices").hidden, false);
+  const again = button(byId("removed-devices"), "Use again");
+  await seen(cluster([], {removed: ["pi"]}));
+  assert.equal(button(byId("removed-devices"), "Use again"), again, "it would lose the focus");
   server.requests.length = 0;
   button(byId("removed-devices"), "Use again").click();
   await settle();
@@ -192,11 +213,14 @@ test("a device is invited once, and the dialog waits until it has joined", async
   invite();
   await seen(cluster([]));
   assert.equal(byId("add-invite").disabled, true, "while the answer is on its way");
-  answer.give({name: "pi", command: "edge worker --join 1", expires: Date.now() / 1e3 + 600});
+  const expires = Date.now() / 1e3 + 600;
+  answer.give({name: "pi", command: "edge worker --join 1", expires});
   await settle();
   assert.deepEqual(posts(), [["POST", path, {name: "pi", browser: false, init: true}]]);
   assert.equal(byId("add-invite").disabled, false);
   assert.equal(byId("add-command").textContent, "edge worker --join 1");
+  const until = new Date(1e3 * expires).toLocaleTimeString([], {hour: "2-digit", minute: "2-digit"});
+  assert.ok(byId("add-note").textContent.includes(`until ${until}.`));
   assert.deepEqual([byId("add-form").hidden, byId("add-result").hidden, byId("address-row").hidden], [true, false, false]);
   await seen(cluster([device("pi", {state: "joining", invited: true})]));
   assert.match(byId("add-state").textContent, /Waiting for pi/);
@@ -213,10 +237,13 @@ test("a device is invited once, and the dialog waits until it has joined", async
   assert.deepEqual([byId("address-row").hidden, byId("add-command-part").hidden], [true, true]);
   byId("add-dialog").close();
   byId("add-device").click();
+  await seen(cluster([device("pi", {state: "lost"})]));
   assert.deepEqual([byId("add-form").hidden, byId("add-result").hidden, byId("add-state").textContent], [false, true, ""]);
   server.answers[path] = () => 400;
+  server.requests.length = 0;
   invite();
   await settle();
+  assert.equal(posts()[0][2].init, false);
   assert.equal(byId("add-error").textContent, "refused");
   assert.deepEqual([byId("add-invite").disabled, byId("add-form").hidden], [false, false]);
   server.answers[path] = () => ({name: "nas", command: "", expires: Date.now() / 1e3 - 1});
@@ -271,6 +298,8 @@ test("the picture follows the texts of devices, and links flow only between devi
   assert.deepEqual(flows(), ["wire flows", "wire"]);
   picture.show(at("after"), links, [{slots: [{is_processing: true}]}]);
   assert.equal(byId("picture").querySelector("title").textContent, "pi: after");
+  picture.show(at("after"), [{...links[0], latency_s: 0.5}, ...links.slice(1)], [{slots: [{is_processing: true}]}]);
+  assert.match(byId("picture").textContent, /500 ms/);
   picture.show(at("after"), links, [{slots: [{is_processing: false}]}]);
   assert.deepEqual(flows(), ["wire", "wire"]);
   picture.show(at("after", "ready"), links, [{slots: [{is_processing: true}]}]);
@@ -302,7 +331,6 @@ test("a model can be loaded again after any failure", async () => {
   }
   server.answers["v1/models/load"] = () => {
     value = "loaded";
-    statuses = [{model: {name: "tiny"}, devices: [{name: "pi", memory_bytes: 1024}, {name: "nas", left_s: 1}]}];
     return {};
   };
   named(card, "Load tiny").focus();
@@ -311,9 +339,12 @@ test("a model can be loaded again after any failure", async () => {
   assert.deepEqual(shown(), ["Loaded", true, false, false]);
   assert.equal(wrong(), "");
   assert.equal(document.activeElement, named(card, "Unload tiny"));
+  statuses = [{model: {name: "tiny"}, devices: [{name: "pi", memory_bytes: 1024}, {name: "nas", left_s: 1}]}];
+  timers.fire(EVERY_MS);
+  await settle();
   assert.match(card.textContent, /Runs on pi\. It takes 1 KiB of memory\./);
   models.lookAway();
-  assert.equal(timers.ofLength(EVERY_MS).length, 0);
+  assert.deepEqual([...timers.waiting.values()].map(timer => timer.ms), []);
 });
 
 test("a device of a running plan has its name even after it was lost", async () => {
@@ -345,12 +376,15 @@ test("an old list of downloads does not replace the reason of a failure", async 
 
 test("plans of a model that is no longer shown do not replace those of another", async () => {
   const plans = name => ({points: [], devices: [{name}]});
-  server.answers["v1/models"] = () => ({data: ["a", "b"].map(id => ({id, status: {value: "unloaded"}, meta: {}}))});
+  server.answers["v1/models"] = () => ({data: ["a", "b"].map(id =>
+    ({id, status: {value: "unloaded"}, meta: {n_params: 2.5e6}}))});
   server.answers[CLUSTER] = () => ({models: []});
   const [first, second] = [later(), later()];
   server.answers["v1/front"] = first;
   models.look();
   await settle();
+  assert.deepEqual(byId("here").children.map(card => card.querySelector("h3").textContent), ["a", "b"]);
+  assert.match(byId("here").textContent, /2.5 million parameters/);
   byId("front-model").value = "b";
   server.answers["v1/front"] = second;
   byId("front-model").dispatch("change");
@@ -359,6 +393,17 @@ test("plans of a model that is no longer shown do not replace those of another",
   await settle();
   byId("front-notice").textContent = "of b";
   first.give(500);
+  await settle();
+  assert.equal(byId("front-notice").textContent, "of b");
+  const third = server.answers["v1/front"] = later();
+  byId("front-model").value = "a";
+  byId("front-model").dispatch("change");
+  server.answers["v1/front"] = () => plans("b");
+  byId("front-model").value = "b";
+  byId("front-model").dispatch("change");
+  await settle();
+  byId("front-notice").textContent = "of b";
+  third.give(plans("a"));
   await settle();
   assert.equal(byId("front-notice").textContent, "of b");
   models.lookAway();

@@ -12,19 +12,19 @@ const WORDS = {loaded: "Loaded", loading: "Loading\u2026", failed: "Failed", unl
 
 const cards = new Map();  // Card by name of the model
 let models = [];          // items of GET v1/models
-let asked = 0;            // time of the last request for them
+let asked = -Infinity;    // time of the last request for them
 
 const poll = new Poll(show, text => { $("models-notice").textContent = text; });
 
 /** Install the event handlers. */
 export function start() {
   front.start(poll);
-  downloads.start(() => { asked = 0; poll.ask(); });
+  downloads.start(() => { asked = -Infinity; poll.ask(); });
 }
 
 /** Begin to refresh the view, because it is visible. */
 export function look() {
-  asked = 0;
+  asked = -Infinity;
   poll.look();
   front.load();
   downloads.look();
@@ -131,7 +131,7 @@ class Card {
     this.changing = false;
     this.update();
     if (hadFocus) (this.load.hidden ? this.unload : this.load).focus();
-    asked = 0;
+    asked = -Infinity;
     poll.ask();
   }
 }
