@@ -194,6 +194,7 @@ def test_advice_is_answered_before_it_is_complete_and_then_kept(monkeypatch: pyt
         assert (await own.get({}))["state"] == "ready"
         process.may_end.clear()
         assert (await own.get({}))["rows"] == [1]  # from before
+        assert own._making is None
         monkeypatch.setattr(advising, "FRESH_S", 0.0)
         process.fails = EngineGone("it ended")
         assert (await own.get({}))["state"] == "ready"  # is made again meanwhile
@@ -201,6 +202,19 @@ def test_advice_is_answered_before_it_is_complete_and_then_kept(monkeypatch: pyt
         while (state := await own.get({}))["state"] == "ready":
             await asyncio.sleep(0)
         assert (state["error"], state["rows"]) == ("it ended", [1])
+        monkeypatch.setattr(advising, "FRESH_S", WAIT_S)
+        while own._making is not None:
+            await asyncio.sleep(0)
+        assert (await own.get({}))["state"] == "failed"
+        assert own._making is None  # a failure is not repeated at once
+        monkeypatch.setattr(advising, "FRESH_S", 0.0)
+        process.fails = None
+        while (await own.get({}))["state"] == "failed":
+            await asyncio.sleep(0)
+        process.fails = OSError("no process")
+        while (state := await own.get({}))["state"] == "ready":
+            await asyncio.sleep(0)
+        assert state["error"] == "no process"
 
     asyncio.run(asyncio.wait_for(run(), WAIT_S))
 

@@ -132,7 +132,7 @@ def joined(
     by_name = {device.sight.name: device for device in devices.values() if device.sight.is_member}
     for member in members:
         known = by_name.get(member.name) or devices.get(member.address)
-        if known is None or known.address == LOCAL or (known.sight.name and known.sight.name != member.name):
+        if known is None or (known.sight.name and known.sight.name != member.name):
             known = devices.setdefault(f" {member.name}", Device("", member.name))
         known.member, known.name = member, member.name
     unique: dict[str, Device] = {}

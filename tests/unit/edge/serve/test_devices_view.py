@@ -201,8 +201,11 @@ def test_members_are_not_mistaken_for_other_devices() -> None:
     assert {name: value["member"] for name, value in values.items() if name} == {
         "this device": False, "pi": False, "board": True, "own": True,
     }  # fmt: skip
-    impostor = shown({A: Sight("board", PROFILE), B: Sight("board", PROFILE, is_member=True)}, [], [member])
-    assert {value["address"]: value["member"] for name, value in impostor.items() if name}[B]
+    for own, other in ((A, B), (B, A)):
+        sights = {own: Sight("board", PROFILE, is_member=True), other: Sight("board", PROFILE)}
+        values = shown(sights, [], [replace(member, address=other)])
+        members = [value["address"] for name, value in values.items() if name and value["member"]]
+        assert members == [own]
     assert shown({A: Sight()}, [], [member])["board"]["address"] == A  # it has not answered yet
 
 

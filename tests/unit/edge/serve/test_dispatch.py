@@ -1,8 +1,13 @@
 """Tests of the choice of a replica, with measured speeds and without running processes."""
 
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 from edge.api.config import EngineConfig
+from edge.errors import EngineGone
 from edge.serve.answer import ProcessAnswer
 from edge.serve.dispatch import Dispatcher, Replica, _Prompt
 from edge.serve.process import EngineProcess
@@ -68,3 +73,158 @@ def test_a_replica_that_was_not_measured_counts_as_fast_as_the_best() -> None:
     unknown = replica(0.1, 0.01)
     unknown.process.answers.speeds = Speeds(Clock())
     assert chosen(replica(0.1, 0.01, n_answers=2), unknown, replica(0.9, 0.01)) == 1
+
+
+class Balanced:
+    """A dispatcher with a replica that has room, and a replica with five answers for four places, which all wait."""
+
+    def __init__(self, token_s: float = 0.1, n_free: int = 3) -> None:
+        self.dispatcher = Dispatcher()
+        self.free, self.full = replica(token_s, 0.001), replica(0.1, 0.001)
+        self.dispatcher.replicas += [self.free, self.full]
+        self.moves: list[tuple[ProcessAnswer, Replica | None]] = []
+        self.cancelled: list[int] = []
+        self.dispatcher._move = self._move  # type: ignore[method-assign]
+        for number in range(n_free):
+            self.add(self.free, number, begun=True)
+        for number in range(4):
+            self.add(self.full, number, begun=True)
+        self.waiting = self.add(self.full, 4, tag=4.0)
+
+    def _move(self, answer: ProcessAnswer, replica: Replica | None = None) -> None:
+        self.moves.append((answer, replica))
+
+    def add(self, where: Replica, number: int, *, begun: bool = False, tag: float = 0.0) -> ProcessAnswer:
+        answer = ProcessAnswer(Generation(prompt="x", tag=tag))
+        answer.use_process(number, self.cancelled.append)
+        answer.accepted, answer.begun = True, begun
+        where.process.answers[number] = answer
+        self.dispatcher._prompts[answer] = _Prompt(10, (), 10)
+        return answer
+
+
+def test_waiting_answer_goes_to_a_replica_with_a_free_place() -> None:
+    case = Balanced()
+    case.dispatcher._balance()
+    assert case.moves == [(case.waiting, case.free)]
+    assert case.waiting not in case.full.process.answers.values()
+    assert (case.waiting.accepted, case.cancelled) == (False, [4])
+    case.dispatcher._balance()
+    assert len(case.moves) == 1
+
+
+def test_oldest_waiting_answer_goes_first() -> None:
+    case = Balanced()
+    oldest = case.add(case.full, 5, tag=3.0)
+    case.dispatcher._balance()
+    assert case.moves == [(oldest, case.free)]
+
+
+def _begin(case: Balanced) -> None:
+    case.waiting.begun = True
+
+
+def _cancel(case: Balanced) -> None:
+    case.waiting.cancelled = True
+
+
+def _refuse(case: Balanced) -> None:
+    case.waiting.accepted = False
+
+
+def _end_one(case: Balanced) -> None:
+    case.full.process.answers.pop_answer(0)
+
+
+def _fail(case: Balanced) -> None:
+    case.free.process.failed = EngineGone("lost")
+
+
+@pytest.mark.parametrize("change", [_begin, _cancel, _refuse, _end_one, _fail])
+def test_answers_that_do_not_wait_stay_at_their_replica(change: Callable[[Balanced], None]) -> None:
+    case = Balanced(token_s=0.01)
+    change(case)
+    case.dispatcher._balance()
+    assert case.moves == []
+
+
+@pytest.mark.parametrize("case", [Balanced(n_free=4), Balanced(token_s=9.0)], ids=["full", "slow"])
+def test_answers_do_not_go_to_a_full_or_slow_replica(case: Balanced) -> None:
+    case.dispatcher._balance()
+    assert case.moves == []
+
+
+def test_an_answer_that_ends_makes_room_for_one_that_waits() -> None:
+    case = Balanced(n_free=4)
+    ended = case.free.process.answers.pop_answer(0)
+    assert ended is not None
+    case.dispatcher.ended(ended)
+    assert ended not in case.dispatcher._prompts
+    assert case.moves == [(case.waiting, case.free)]
+
+
+def test_tokens_and_blocks_that_exist_shorten_an_answer() -> None:
+    dispatcher, answer, one = Dispatcher(), ProcessAnswer(Generation(prompt="new")), replica(0.1, 0.01)
+    dispatcher.replicas.append(one)
+
+    def seconds(chars: int) -> float:
+        dispatcher._prompts[answer] = _Prompt(chars, BLOCKS, 10)
+        return dispatcher._finish_s(one, answer)
+
+    whole = seconds(8192)
+    answer.tokens += [1] * 4
+    assert whole - seconds(8192) == pytest.approx(0.4)
+    rest = seconds(0)
+    one.blocks.add(BLOCKS)
+    assert rest < seconds(8192) < whole - 0.4
+    assert seconds(10) == pytest.approx(rest)
+
+
+@pytest.mark.parametrize("closes", [False, True])
+@pytest.mark.parametrize("n_lost", [0, 1, 2])
+def test_answers_go_on_elsewhere_only_after_a_loss_and_before_the_end(n_lost: int, closes: bool) -> None:
+    case = Balanced()
+    for lost in (case.free, case.full)[:n_lost]:
+        lost.process.failed = EngineGone("lost")
+    case.dispatcher.is_closing = closes
+    assert case.dispatcher.goes_on_elsewhere(case.free) == (n_lost == 1 and not closes)
+    assert case.dispatcher.goes_on_elsewhere(case.full) is False
+    assert case.dispatcher.moved(case.waiting) == (n_lost < 2 and not closes)
+    assert len(case.moves) == (n_lost < 2 and not closes)
+
+
+def test_a_process_without_replicas_keeps_the_plans_of_the_others() -> None:
+    dispatcher, plan = Dispatcher(), {"format": "x"}
+    dispatcher.loaded([plan])
+    assert dispatcher.changes.is_set()
+    dispatcher.changes.clear()
+    dispatcher.loaded([])
+    assert dispatcher.copies == [plan]
+    dispatcher.replanned([])
+    assert dispatcher.copies == []
+    dispatcher.changes.clear()
+    dispatcher.failed()
+    assert dispatcher.changes.is_set()
+
+
+def test_a_request_that_fails_leaves_nothing_behind() -> None:
+    async def run() -> None:
+        dispatcher, one = Dispatcher(), replica(0.1, 0.01)
+        dispatcher.replicas.append(one)
+
+        async def refuse(answer: Any) -> None:
+            raise EngineGone("it ended")
+
+        one.process.generate = refuse  # type: ignore[method-assign]
+        with pytest.raises(EngineGone):
+            await dispatcher.generate(Generation(prompt="x"))
+        assert dispatcher._prompts == {}
+        moved = ProcessAnswer(Generation(prompt="x"))
+        dispatcher._prompts[moved] = _Prompt(10, (), 10)
+        dispatcher._move(moved)
+        await asyncio.gather(*dispatcher.moves)
+        assert dispatcher._prompts == {}
+        with pytest.raises(EngineGone, match="it ended"):
+            await anext(aiter(moved))
+
+    asyncio.run(asyncio.wait_for(run(), 60))

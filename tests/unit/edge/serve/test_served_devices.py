@@ -136,7 +136,8 @@ def test_device_that_was_paused_before_it_had_a_name_is_paused_once(
         assert (await server.states())["pi"] == "paused"
         await server.devices.remove("pi", (), revoke=False)
         assert LeftOutDevices().load().keys() == {"pi"}
-        assert "pi" not in await server.states()
+        state = await server.devices.to_json(())
+        assert ([device["name"] for device in state["devices"]], state["removed"]) == (["this device"], ["pi"])
         await server.change("pi", paused=False)
         assert (await server.states())["pi"] == "ready"
         assert set(server.left_out) == set()
@@ -150,6 +151,17 @@ def test_devices_stay_left_out_if_the_clock_goes_back(tmp_path: Path, monkeypatc
     before_s = time.time()
     monkeypatch.setattr(remembered.time, "time", lambda: before_s - 1e6)  # type: ignore[attr-defined]
     assert LeftOutDevices(tmp_path).load()["pi"].address == A
+
+
+def test_damaged_entries_of_devices_are_ignored(tmp_path: Path) -> None:
+    LeftOutDevices(tmp_path).put(LeftOut("pi", "", removed=True, since=0.0))
+    file = remembered.Remembered("left-out-devices", tmp_path)
+    damaged: tuple[Any, ...] = ([], "x", 7, None, {}, {"address": 1, "removed": True}, {"address": A, "removed": "no"})
+    for i, value in enumerate(damaged):
+        file.put(f"device {i}", value)
+    [entry] = LeftOutDevices(tmp_path).load().values()
+    assert (entry.name, entry.address, entry.removed) == ("pi", "", True)
+    assert abs(time.time() - entry.since) < 60
 
 
 def test_removing_revokes_only_members(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,5 +221,52 @@ def test_addresses_that_a_person_gives_come_before_announced_and_remembered_ones
         with pytest.raises(BadRequest, match="invite it first"):
             await server.change("10.0.0.5:1", address=A)
         assert set(server.left_out) == set()
+
+    run(monkeypatch, tmp_path, work)
+
+
+def test_inviting_creates_a_cluster_only_on_request_and_resumes_the_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+    monkeypatch.setattr(members, "create_cluster", lambda: calls.append("create"))
+    monkeypatch.setattr(members, "invite", lambda name, _: calls.append(name) or "token")
+
+    async def work() -> None:
+        server = Server()
+        server.answers("pi", A)
+        await server.devices.remove("pi", (), revoke=False)
+        known: Any = server.devices._members
+
+        async def link(name: str, lifetime_s: float) -> str:
+            return "https://127.0.0.1"
+
+        server.devices._bridge.link = link  # type: ignore[method-assign]
+
+        async def invite(name: str = "pi", *, browser: bool = False, init: bool = False) -> dict[str, Any]:
+            return await server.devices.invite(name, 60, browser=browser, init=init)
+
+        for problem, words in (
+            ("no cluster yet", "send `init`"),
+            ("it is in one of another machine", "another machine"),
+        ):
+            known.problem = problem
+            with pytest.raises(BadRequest, match=words):
+                await invite()
+            assert (await invite(browser=True))["link"] == "https://127.0.0.1"  # a page needs no cluster here
+        assert calls == []
+        assert set(server.left_out) == set()
+        await server.devices.remove("pi", (), revoke=False)
+        with pytest.raises(BadRequest, match="letters"):
+            await invite("-pi", init=True)
+        assert (calls, set(server.left_out)) == ([], {A})
+        assert (await invite(init=True))["command"] == "edge worker --join token"
+        assert (calls, set(server.left_out)) == (["create", "pi"], set())
+        known.problem = ""
+        await invite("nas", init=True)
+        assert calls == ["create", "pi", "nas"]
+        server.watch.close = lambda: calls.append("closed")
+        await server.devices.close()
+        assert calls[-1] == "closed"
 
     run(monkeypatch, tmp_path, work)
