@@ -50,7 +50,7 @@ def run(
 
 def test_busy_port_is_replaced_and_the_bridge_runs_until_it_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work(bridge: Bridge, processes: list[Any]) -> None:
-        assert await bridge.link("phone", 60) == "https://elsewhere"
+        assert await bridge.link("phone", 60, has_cluster=False) == "https://elsewhere"
         assert [process.returncode for process in processes] == [0, None]
         await bridge.close()
 
@@ -59,7 +59,7 @@ def test_busy_port_is_replaced_and_the_bridge_runs_until_it_is_closed(monkeypatc
 
 def test_process_of_a_bridge_that_runs_already_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work(bridge: Bridge, processes: list[Any]) -> None:
-        assert await bridge.link("phone", 60) == "https://there"
+        assert await bridge.link("phone", 60, has_cluster=False) == "https://there"
         assert [process.returncode for process in processes] == [0]
         await bridge.close()
 
@@ -75,7 +75,7 @@ def test_error_of_the_process_is_raised_and_the_process_ends(
 ) -> None:
     async def work(bridge: Bridge, processes: list[Any]) -> None:
         with pytest.raises(error, match=words):
-            await bridge.link("phone", 60)
+            await bridge.link("phone", 60, has_cluster=False)
         assert len(processes) == 1
         await bridge.close()
 
@@ -84,7 +84,7 @@ def test_error_of_the_process_is_raised_and_the_process_ends(
 
 def test_silent_process_is_killed_if_the_client_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work(bridge: Bridge, processes: list[Any]) -> None:
-        task = asyncio.create_task(bridge.link("phone", 60))
+        task = asyncio.create_task(bridge.link("phone", 60, has_cluster=False))
         while not processes:
             await asyncio.sleep(0)
         task.cancel()

@@ -164,18 +164,18 @@ def test_an_answer_that_ends_makes_room_for_one_that_waits() -> None:
 
 
 def test_tokens_and_blocks_that_exist_shorten_an_answer() -> None:
-    dispatcher, answer, one = Dispatcher(), ProcessAnswer(Generation(prompt="new")), replica(0.1, 0.01)
-    dispatcher.replicas.append(one)
+    dispatcher, answer, single = Dispatcher(), ProcessAnswer(Generation(prompt="new")), replica(0.1, 0.01)
+    dispatcher.replicas.append(single)
 
     def seconds(chars: int) -> float:
         dispatcher._prompts[answer] = _Prompt(chars, BLOCKS, 10)
-        return dispatcher._finish_s(one, answer)
+        return dispatcher._finish_s(single, answer)
 
     whole = seconds(8192)
     answer.tokens += [1] * 4
     assert whole - seconds(8192) == pytest.approx(0.4)
     rest = seconds(0)
-    one.blocks.add(BLOCKS)
+    single.blocks.add(BLOCKS)
     assert rest < seconds(8192) < whole - 0.4
     assert seconds(10) == pytest.approx(rest)
 
@@ -209,13 +209,13 @@ def test_a_process_without_replicas_keeps_the_plans_of_the_others() -> None:
 
 def test_a_request_that_fails_leaves_nothing_behind() -> None:
     async def run() -> None:
-        dispatcher, one = Dispatcher(), replica(0.1, 0.01)
-        dispatcher.replicas.append(one)
+        dispatcher, single = Dispatcher(), replica(0.1, 0.01)
+        dispatcher.replicas.append(single)
 
         async def refuse(answer: Any) -> None:
             raise EngineGone("it ended")
 
-        one.process.generate = refuse  # type: ignore[method-assign]
+        single.process.generate = refuse  # type: ignore[method-assign]
         with pytest.raises(EngineGone):
             await dispatcher.generate(Generation(prompt="x"))
         assert dispatcher._prompts == {}

@@ -238,7 +238,7 @@ def test_inviting_creates_a_cluster_only_on_request_and_resumes_the_device(
         await server.devices.remove("pi", (), revoke=False)
         known: Any = server.devices._members
 
-        async def link(name: str, lifetime_s: float) -> str:
+        async def link(name: str | None, lifetime_s: float, *, has_cluster: bool) -> str:
             return "https://127.0.0.1"
 
         server.devices._bridge.link = link  # type: ignore[method-assign]
