@@ -3,7 +3,9 @@
 import asyncio
 import json
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -12,6 +14,7 @@ import pytest
 from edge.errors import EngineGone, Interrupted, Overloaded, UnknownModel
 from edge.models.demo import MODEL_PATH
 from edge.serve.app import create_app
+from edge.serve.http.errors import NotThere
 from edge.serve.options import ServeOptions
 from edge.serve.planning import advice as advising
 from edge.serve.planning import fronts as making
@@ -176,6 +179,36 @@ def test_only_one_front_is_made_at_a_time_and_a_client_that_goes_ends_it(monkeyp
         process.fails = EngineGone("it ended")
         assert [json.loads(line) async for line in fronts.make(None)][-1]["error"]["message"] == "it ended"
         assert (await fronts.get())["model"] == "scripted"  # the last front stays
+
+    asyncio.run(asyncio.wait_for(run(), WAIT_S))
+
+
+def test_front_of_a_model_is_its_own_or_that_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def planned(do: str, arguments: Any, limit_s: float, progress: Any) -> dict[str, Any]:
+        progress({"status": "Measuring", "total": 2})
+        progress({"status": "Planning"})
+        return {"points": [{"device": arguments["config"]}]}
+
+    async def run() -> None:
+        monkeypatch.setattr(making, "planned", planned)
+        configs = {name: SimpleNamespace(to_json=lambda name=name: f"of {name}") for name in "ab"}
+        models: Any = SimpleNamespace(names=("a", "b"), configs=configs)
+        file, front = tmp_path / "front.json", {"model": "b", "points": [{"device": "of the file"}]}
+        file.write_text(json.dumps(front))
+        fronts = Fronts(models, file, no_workers)
+        assert [await fronts.get(name) for name in (None, "a", "b")] == [front, {"points": []}, front]
+        file.write_text(json.dumps(front | {"model": "of another server"}))
+        assert (await fronts.get("a"))["points"] == front["points"]
+        for name in "aba":
+            newest = {"status": "Starting", "completed": 1}
+            await fronts._make(name, newest)
+            assert newest == {"status": "Planning"}
+        assert [(await fronts.get(name))["model"] for name in (None, "a", "b")] == ["a", "a", "b"]
+        assert await fronts.devices() == {"of a", "of b", "of the file"}
+        for n_bytes, is_read in ((file.stat().st_size, True), (file.stat().st_size - 1, False)):
+            monkeypatch.setattr(making, "MAX_FRONT", n_bytes)
+            with nullcontext() if is_read else pytest.raises(NotThere, match="is not a front"):
+                assert await fronts.devices()
 
     asyncio.run(asyncio.wait_for(run(), WAIT_S))
 
