@@ -148,7 +148,7 @@ def test_answers_that_do_not_wait_stay_at_their_replica(change: Callable[[Balanc
     assert case.moves == []
 
 
-@pytest.mark.parametrize("case", [Balanced(n_free=4), Balanced(token_s=9.0)], ids=["full", "slow"])
+@pytest.mark.parametrize("case", [Balanced(token_s=0.01, n_free=4), Balanced(token_s=9.0)], ids=["full", "slow"])
 def test_answers_do_not_go_to_a_full_or_slow_replica(case: Balanced) -> None:
     case.dispatcher._balance()
     assert case.moves == []
