@@ -69,7 +69,7 @@ def find_plans(stage: Stage) -> None:
         ):
             break
     assert stage.page.value("document.getElementById('front-notice').textContent") == ""
-    stage.page.wait_for("document.querySelector('#plan h3')")
+    stage.page.wait_for("document.querySelector('#plan h3') !== null")
 
 
 def run_plan(stage: Stage, name: str) -> None:
@@ -110,7 +110,7 @@ def stop_finding_plans(stage: Stage) -> None:
     stage.page.value("document.getElementById('find-plans').click()")
     click(stage.page, "Cancel")
     stage.page.wait_for("document.getElementById('finding').hidden")
-    stage.page.wait_for("document.querySelector('#plan h3')")  # the plans that were found before
+    stage.page.wait_for("document.querySelector('#plan h3') !== null")  # the plans that were found before
 
 
 MODELS: tuple[Action, ...] = (
