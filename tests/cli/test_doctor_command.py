@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 import edge.net.channel
@@ -91,10 +92,10 @@ def test_this_device_and_two_workers(doctor: Run, two: tuple[Worker, Worker]) ->
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems show it to root alone")
 def test_a_port_that_a_worker_has_is_well(tmp_path: Path) -> None:
     with worker(tmp_path, files=256) as first:  # its limit lets it start as people start it, with its own command line
-        port = machine.read_port(first.port)
+        port, name = machine.read_port(first.port), psutil.Process(first.process.pid).name()
     assert not port.free
     assert port.is_worker
-    assert port.holder.startswith(f"process {first.process.pid}: ")
+    assert port.holder == f"process {first.process.pid}, {name}"
 
 
 @pytest.mark.usefixtures("well")

@@ -245,10 +245,12 @@ def read_port(number: int = DEFAULT_PORT) -> Port:
                 raise
     try:
         pids = [c.pid for c in psutil.net_connections("tcp") if c.laddr and c.laddr.port == number and c.pid]
-        command = psutil.Process(pids[0]).cmdline() if pids else []
+        process = psutil.Process(pids[0]) if pids else None
+        name, command = (process.name(), process.cmdline()) if process else ("", [])
     except (psutil.Error, OSError):  # other users' processes may be hidden, and Android hides all ports
         return Port(number, free=False)
-    return Port(number, False, f"process {pids[0]}: {' '.join(command)[:80]}" if pids else "", _is_worker(command))
+    # Without the command line, which may hold a secret such as a token.
+    return Port(number, False, f"process {pids[0]}, {name[:80]}" if pids else "", _is_worker(command))
 
 
 def port(port: Port) -> Verdict:

@@ -236,7 +236,7 @@ def test_who_has_a_port_is_named() -> None:
     assert not used.free
     assert not used.is_worker
     if sys.platform == "linux":  # others show it to root alone
-        assert used.holder.startswith(f"process {os.getpid()}: ")
+        assert used.holder.startswith(f"process {os.getpid()}, ")
     assert machine.read_port(number).free
 
 
