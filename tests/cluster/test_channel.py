@@ -310,7 +310,8 @@ def test_where_nothing_listens_the_answer_comes_at_once(
 ) -> None:
     if secure and not insecure:
         elsewhere(monkeypatch)
-    with deaf_port() as port, pytest.raises(LinkClosed, match=f"^nothing listens at 127.0.0.1:{port}$"):
+    says = "^nothing listens at 127.0.0.1:{}; start edge worker there$"
+    with deaf_port() as port, pytest.raises(LinkClosed, match=says.format(port)):
         open_channel("127.0.0.1", port, shown(cluster.owner) if secure else None, LONG_S, insecure)
 
 

@@ -234,9 +234,11 @@ def test_a_joining_worker_becomes_a_replica_and_comes_back_after_a_loss(
             """Wait for n replicas, and return their processes, which all answer."""
             while len(replicas.processes) != n or not all(replica.is_loaded for replica in replicas._replicas):
                 await asyncio.sleep(0.01)
-            begun = await asyncio.gather(*(model.generate(question(prompt)) for prompt in PROMPTS))
-            assert all(process.answers for process in replicas.processes)
-            assert [len(own) for own in await asyncio.gather(*map(tokens, begun))] == [N_TOKENS] * len(PROMPTS)
+            idle = set(replicas.processes)
+            while idle:  # a replica that was slow beside other programs may get no answer at first
+                begun = await asyncio.gather(*(model.generate(question(prompt)) for prompt in PROMPTS))
+                idle -= {process for process in replicas.processes if process.answers}
+                assert [len(own) for own in await asyncio.gather(*map(tokens, begun))] == [N_TOKENS] * len(PROMPTS)
             return replicas.processes
 
         alone = await processes(1)
