@@ -58,11 +58,10 @@ class Server:
 
 
 class Stream:
-    """An answer of many tokens that a thread reads."""
+    """Answers of as many tokens as a context holds, one after the other, that a thread reads."""
 
     def __init__(self, server: Server) -> None:
         self.pieces: list[str] = []
-        self.finish: str | None = None
         self._stops = False
         self._request = {
             "model": NAME, "messages": [{"role": "user", "content": "Count."}], "temperature": 0, "stream": True,
@@ -74,6 +73,10 @@ class Stream:
         until(lambda: len(self.pieces) > 3, "the first tokens")
 
     def _read(self) -> None:
+        while not self._stops:
+            self._read_one()
+
+    def _read_one(self) -> None:
         with httpx.stream("POST", f"{self._server.url}/v1/chat/completions", json=self._request, timeout=60) as lines:
             for line in lines.iter_lines():
                 if self._stops:
@@ -81,7 +84,6 @@ class Stream:
                 if line.startswith("data: {"):
                     choice = json.loads(line.removeprefix("data: "))["choices"][0]
                     self.pieces.append(choice["delta"].get("content") or "")
-                    self.finish = choice["finish_reason"] or self.finish
 
     def stop(self) -> None:
         self._stops = True
