@@ -58,10 +58,13 @@ class Server:
 
 
 class Stream:
-    """Answers of as many tokens as a context holds, one after the other, that a thread reads."""
+    """An answer of many tokens that a thread reads."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, *, again: bool = False) -> None:
+        """again: ask again when an answer has ended, because a context is full after about 1,000 tokens."""
+        self._again = again
         self.pieces: list[str] = []
+        self.finish: str | None = None
         self._stops = False
         self._request = {
             "model": NAME, "messages": [{"role": "user", "content": "Count."}], "temperature": 0, "stream": True,
@@ -73,7 +76,8 @@ class Stream:
         until(lambda: len(self.pieces) > 3, "the first tokens")
 
     def _read(self) -> None:
-        while not self._stops:
+        self._read_one()
+        while self._again and not self._stops:
             self._read_one()
 
     def _read_one(self) -> None:
@@ -84,6 +88,7 @@ class Stream:
                 if line.startswith("data: {"):
                     choice = json.loads(line.removeprefix("data: "))["choices"][0]
                     self.pieces.append(choice["delta"].get("content") or "")
+                    self.finish = choice["finish_reason"] or self.finish
 
     def stop(self) -> None:
         self._stops = True

@@ -81,7 +81,7 @@ def _scenario(stage: Stage, server: Server, folder: Path, picture: Callable[[str
     file = ModelFile.open(MODEL_PATH)
     plan = shared({"local": 5.0, here(pi): 2.0, here(nas): 1.0}, "pipeline", file, digest)
     server.post("/v1/plan", plan=plan.to_json())
-    stream = Stream(server)
+    stream = Stream(server, again=True)
     is_in(stage, "nas", "computing")
     assert page.value(f"{card('nas')}.includes('Layer 7 of') && {card('nas')}.includes('free of')")
     page.wait_for(f"/Computing\\n+[1-9]/.test({card('pi')})")  # its share of the time
