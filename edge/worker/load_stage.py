@@ -16,7 +16,7 @@ from edge.worker.messages import boundaries_from
 from transport import edge_pb2 as pb
 from transport.collective import Group
 
-_RUNTIME_BYTES = 64 << 20  # memory of ONNX Runtime itself; with less beside the weights, a stage is paged
+_RUNTIME_BYTES = 64 << 20  # memory of ONNX Runtime itself, which a stage needs besides its weights
 _MOST_RUNS = 10_000  # maximum number of timed runs
 
 

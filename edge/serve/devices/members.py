@@ -16,11 +16,11 @@ from devices.trust.certificates import OWNER
 from devices.trust.roster import MEMBERS_FILE, Member, Roster
 from edge.browser.browsers import Browser, Browsers
 from edge.cluster.members import last_address
+from edge.serve.devices.bridge import EVERYWHERE
 
 _AGAIN_S = 5.0  # the list of browsers is read at most this often
 _FOLDER = "browsers"
 _HERE = "127.0.0.1"  # host of the workers of pages without a certificate
-_EVERYWHERE = "0.0.0.0"  # host of the workers of pages with one
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class Members:
 def _address(page: Browser) -> str:
     """Return the address of the worker of a page that is a member, at which other members reach it; "" without one."""
     try:
-        return join_address(announced_addresses(_EVERYWHERE)[0], page.port) if page.port else ""
+        return join_address(announced_addresses(EVERYWHERE)[0], page.port) if page.port else ""
     except DiscoveryError:  # this machine has no network
         return join_address(_HERE, page.port)
 

@@ -71,7 +71,8 @@ function mainModel(devices) {
 
 function node(device, {x, y}, main) {
   const parts = device.models.filter(part => part.model === main);
-  const part = parts.find(({layers}) => layers?.[1] > layers?.[0]) || parts[0] || device.models[0], short = device.name.length > LETTERS ? `${device.name.slice(0, LETTERS - 1)}\u2026` : device.name;
+  const part = parts.find(({layers}) => layers?.[1] > layers?.[0]) || parts[0] || device.models[0];
+  const short = device.name.length > LETTERS ? `${device.name.slice(0, LETTERS - 1)}\u2026` : device.name;
   const layers = part?.layers || [0, 0], all = part?.n_layers || 1, inner = WIDTH - 24;
   return draw("g", {class: `node ${device.state}`, transform: `translate(${x} ${y})`},
     draw("title", {}, `${device.name}: ${device.text}`),
