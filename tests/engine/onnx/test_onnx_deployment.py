@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from onnx import helper
 
@@ -371,14 +373,21 @@ def test_a_stage_larger_than_the_limit_of_its_worker_is_paged(tmp_path: Path) ->
     nodes = [helper.make_node("MatMul", [f"h{i}" if i else "x", f"w{i}"], [f"h{i + 1}"]) for i in range(12)]
     net = owned(model_of(nodes, {"x": [1, 1586]}, ["h12"], weights), tmp_path / "net.onnx")
     with (
-        worker(tmp_path / "small", "--name", "small", "--memory", "400MiB", *ONE_THREAD) as small,
+        worker(tmp_path / "small", "--name", "small", "--memory", "300MiB", *ONE_THREAD) as small,
         Fleet([small.address]) as fleet,
         OnnxRanks(fleet, net, plan_for(net, [small])) as deployment,
     ):
         pipeline = deployment.start()
+        [process] = small.children()
         for _ in range(3):
-            x = {"x": rng.standard_normal((1, 1586), np.float32)}
+            x, before = {"x": rng.standard_normal((1, 1586), np.float32)}, _read_bytes(process)
             same(pipeline.run(x).outputs, whole(net.file.model, x))
+            assert sys.platform != "linux" or _read_bytes(process) - before > 10 << 20  # a weight has 10 MB
+
+
+def _read_bytes(process: psutil.Process) -> int:
+    """Return the bytes that a process has read; 0 if the system does not count them."""
+    return int(process.io_counters().read_chars) if sys.platform == "linux" else 0
 
 
 # -------------------------------------------------------------------------------------------------------------- faults
