@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from tests.cli.test_serve_command import served
-from tests.serve.models_actions import find_plans, run_plan
+from tests.serve.models_actions import KNEE, find_plans, foreseen, run_plan
 from tests.serve.page_actions import Stage
 from tests.support.browser import browser
 from tests.support.workers import worker
@@ -33,13 +33,13 @@ def main() -> None:
         stage.open(1280)
         stage.go("models")
         find_plans(stage)
-        page.wait_for("document.querySelectorAll('.changes li').length > 1")
+        foreseen(page)
         page.wait_for("document.querySelectorAll('#advice .card').length > 2")
         page.value("document.activeElement.blur(); document.getElementById('models').scrollTo(0, 0)")
         page.look(1280, 1060)
         stage.picture(HERE / "serve-models.png")
         page.look(390, 844, dark=True, zoom=2)
-        run_plan(stage, "Best balance")
+        run_plan(stage, KNEE)
         page.value("document.activeElement.blur(); document.getElementById('picks').scrollIntoView({block: 'start'})")
         stage.picture(HERE / "serve-models-phone.png")
 

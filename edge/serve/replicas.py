@@ -116,8 +116,7 @@ class Replicas:
             raise next(error for error in figures if isinstance(error, BaseException))
         state, first = _together(states), self._replicas[0]
         if state["plan"] is not None and self._dispatcher.copies and loaded[0] is first:
-            copies = [{name: copy[name] for name in copy if name != "format"} for copy in self._dispatcher.copies]
-            state["plan"] = {**state["plan"], "replicas": copies}
+            state["plan"] = {**state["plan"], "replicas": list(self._dispatcher.copies)}
         return state
 
     # --- life ---

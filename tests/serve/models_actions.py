@@ -8,9 +8,13 @@ from __future__ import annotations
 import json
 
 from tests.serve.page_actions import Action, Stage, click, press
+from tests.support.browser import Page
 
 MODEL = "someone/tiny-GGUF:tiny.gguf"
 BUNDLED = "edge-demo-q8_0"
+
+KNEE = "document.querySelector('#picks button')"
+ALONE = "[...document.querySelectorAll('#picks button')].find(one => one.textContent === 'This device alone')"
 
 
 def card(name: str) -> str:
@@ -72,11 +76,17 @@ def find_plans(stage: Stage) -> None:
     stage.page.wait_for("document.querySelector('#plan h3') !== null")
 
 
-def run_plan(stage: Stage, name: str) -> None:
-    """Choose a plan, wait for what would change, and run it, unless it runs already."""
-    if stage.page.value("document.getElementById('picks').checkVisibility()"):  # there are several plans
-        click(stage.page, name)
-    stage.page.wait_for("document.querySelectorAll('.changes li').length > 1")
+def foreseen(page: Page) -> None:
+    """Wait until the page shows what the chosen plan would change."""
+    page.wait_for(
+        "document.querySelector('#plan h3') && !document.querySelector('#plan [aria-busy=true], #plan .wrong')"
+    )
+
+
+def run_plan(stage: Stage, button: str) -> None:
+    """Choose a plan, wait for what would change, and run it unless it runs already. button: a JavaScript expression."""
+    stage.page.value(f"{button}.click()")
+    foreseen(stage.page)
     if not stage.page.value("document.querySelector('#plan h3').textContent.endsWith('in use')"):
         click(stage.page, "Run this plan")
         stage.page.wait_for("document.getElementById('switched')?.textContent.endsWith('runs this plan now.')")
@@ -93,7 +103,7 @@ def pictures(stage: Stage) -> list[str | None]:
 
 def run_knee_plan(stage: Stage) -> None:
     """The knee may be the plan for this device alone, if other work slows the worker down while it is measured."""
-    run_plan(stage, "Best balance")
+    run_plan(stage, KNEE)
     chosen, _ = pictures(stage)
     expected = "null" if chosen == "this device has all layers." else json.dumps(chosen)
     running = "document.querySelector('#here svg')?.getAttribute('aria-label') ?? null"
@@ -101,8 +111,7 @@ def run_knee_plan(stage: Stage) -> None:
 
 
 def run_on_this_device_alone(stage: Stage) -> None:
-    if stage.page.value("[...document.querySelectorAll('#picks button')].at(-1).textContent === 'This device alone'"):
-        run_plan(stage, "This device alone")
+    run_plan(stage, ALONE)
     stage.page.wait_for("document.querySelector('#here svg') === null")
 
 

@@ -106,6 +106,7 @@ def test_answers_of_two_replicas_are_those_of_one_device(pi: Worker, alone: list
         status = await model.status()
         assert status["model"]["sequences"] == (await model.about())["sequences"] == 2
         assert {device["replica"] for device in status["devices"]} == {0, 1}
+        assert [copy.devices for copy in Plan.from_json(status["plan"]).copies] == [(LOCAL,), (LOCAL, pi.address)]
         # An answer may begin at one replica in the moment in which the other one takes it.
         n_twice = status["counters"]["generated_tokens"] - N_TOKENS * (1 + 2 * len(PROMPTS))
         assert 0 <= n_twice < len(PROMPTS)

@@ -73,7 +73,7 @@ export async function load() {
   single = all.find(point => devicesOf(point.plan).join() === OWN) ?? null;
   $("plans").hidden = $("front-words").hidden = !points.length;
   const isOnly = points.length === 1;  // a chart of one point says nothing
-  $("front-legend").hidden = $("picks").hidden = $("chart").hidden = isOnly;
+  $("front-legend").hidden = $("chart").hidden = isOnly;
   $("plans").className = isOnly ? "only" : "";
   $("find-plans").textContent = points.length ? "Find plans again" : "Find plans";
   if (!points.length) return;
@@ -193,15 +193,18 @@ function pick(point) {
   describe();
 }
 
-// Buttons for the plans that most people look for.
+// Buttons for the plans that most people look for. A plan that is best in several ways has one button.
 function picks() {
   const best = (list, figure) => list.reduce((a, b) => figure(b) > figure(a) ? b : a);
   const choices = [["Best balance", points.find(point => point.knee)],
     ["Fastest single answer", best(points, point => -point.latency_s)],
     ["Most answers at once", best(points, point => point.throughput_per_s)], ["This device alone", single]];
-  const first = new Set();  // a plan that is best in several ways has one button
-  $("picks").replaceChildren(...choices.filter(([, point]) => point && !first.has(point) && first.add(point))
-    .map(([text, point]) => button(text, "framed", () => pick(point))));
+  const first = new Map();
+  for (const [text, point] of choices.filter(([, point]) => point && !first.has(point))) {
+    first.set(point, point === single ? "This device alone" : text);
+  }
+  $("picks").hidden = first.size < 2;
+  $("picks").replaceChildren(...[...first].map(([point, text]) => button(text, "framed", () => pick(point))));
 }
 
 // Ask the server what the selected plan would change.
@@ -234,9 +237,10 @@ function describe() {
     ["memory", `${bytes(memory)} on the fullest device`],
     ["figures", picked.measured ? "measured" : "predicted"],
   ].filter(Boolean);
-  const words = changes?.error ? [make("p", {class: "wrong"}, changes.error)]
+  const items = changes?.changes ?? ["Asking the server\u2026"];
+  const words = changes?.error ? [make("p", {class: "wrong"}, changes.error)] : !items.length ? []
     : [used ? "" : make("h4", {}, "What will change"),
-      make("ul", {class: "changes"}, ...(changes?.changes || ["Asking the server\u2026"]).map(text => make("li", {}, text)))];
+      make("ul", {class: "changes", "aria-busy": String(!changes)}, ...items.map(text => make("li", {}, text)))];
   $("plan").replaceChildren(
     make("h3", {}, title(),
       used ? " \u2013 in use" : ""),
