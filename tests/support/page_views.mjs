@@ -408,3 +408,31 @@ test("plans of a model that is no longer shown do not replace those of another",
   assert.equal(byId("front-notice").textContent, "of b");
   models.lookAway();
 });
+
+test("a plan has one button, and this device alone is offered beside a single better plan", async () => {
+  const plan = (...devices) => ({sizes: {layers: 2, heads: 1}, stages: devices.map((device, i) =>
+    ({layers: [i, devices.length > 1 ? i + 1 : 2], shards: [{device, heads: [0, 1]}]}))});
+  const [alone, both, other] = [["local"], ["local", "10.0.0.9:1"], ["10.0.0.9:1", "local"]].map(names => plan(...names));
+  server.answers["v1/models"] = () => ({data: [{id: "c", status: {value: "unloaded"}, meta: {}}]});
+  server.answers[CLUSTER] = () => ({models: []});
+  server.answers["v1/plan"] = () => ({changes: []});
+  models.look();
+  await settle();
+  const fronts = [
+    [[[both, 1, 4, true, true], [alone, 2, 3, false, false]], ["Best balance", "This device alone"]],
+    [[[alone, 1, 3, true, true], [both, 2, 4, false, true]], ["This device alone", "Most answers at once"]],
+    [[[other, 1, 1, false, true], [both, 2, 4, true, true], [alone, 3, 5, false, true]],
+      ["Best balance", "Fastest single answer", "This device alone"]],
+    [[[alone, 1, 1, true, true]], []],
+  ];
+  for (const [points, texts] of fronts) {
+    server.answers["v1/front"] = () => ({points: points.map(([plan, latency_s, throughput_per_s, knee, on_front]) =>
+      ({plan, latency_s, throughput_per_s, knee, on_front}))});
+    await front.load();
+    await settle();
+    const shown = byId("picks").hidden ? [] : byId("picks").children.map(child => child.textContent);
+    assert.deepEqual(shown, texts);
+    assert.equal(byId("plan").querySelectorAll(".changes").length, 0);  // nothing would change
+  }
+  models.lookAway();
+});

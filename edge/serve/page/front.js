@@ -200,8 +200,8 @@ function picks() {
     ["Fastest single answer", best(points, point => -point.latency_s)],
     ["Most answers at once", best(points, point => point.throughput_per_s)], ["This device alone", single]];
   const first = new Map();
-  for (const [text, point] of choices.filter(([, point]) => point && !first.has(point))) {
-    first.set(point, point === single ? "This device alone" : text);
+  for (const [text, point] of choices) {
+    if (point && !first.has(point)) first.set(point, point === single ? "This device alone" : text);
   }
   $("picks").hidden = first.size < 2;
   $("picks").replaceChildren(...[...first].map(([point, text]) => button(text, "framed", () => pick(point))));
