@@ -419,7 +419,7 @@ test("a plan has one button, and this device alone is offered beside a single be
   models.look();
   await settle();
   const fronts = [
-    [[[both, 1, 4, true, true], [alone, 2, 3, false, false]], ["Best balance", "This device alone"]],
+    [[[both, 1, 4, true, true], [alone, 2, 3, false, false]], ["The best plan", "This device alone"]],
     [[[alone, 1, 3, true, true], [both, 2, 4, false, true]], ["This device alone", "Most answers at once"]],
     [[[other, 1, 1, false, true], [both, 2, 4, true, true], [alone, 3, 5, false, true]],
       ["Best balance", "Fastest single answer", "This device alone"]],

@@ -196,7 +196,7 @@ function pick(point) {
 // Buttons for the plans that most people look for. A plan that is best in several ways has one button.
 function picks() {
   const best = (list, figure) => list.reduce((a, b) => figure(b) > figure(a) ? b : a);
-  const choices = [["Best balance", points.find(point => point.knee)],
+  const choices = [[points.length > 1 ? "Best balance" : "The best plan", points.find(point => point.knee)],
     ["Fastest single answer", best(points, point => -point.latency_s)],
     ["Most answers at once", best(points, point => point.throughput_per_s)], ["This device alone", single]];
   const first = new Map();
