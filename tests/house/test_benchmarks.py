@@ -5,6 +5,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,13 +15,16 @@ import pytest
 
 from partition.predict.hysteresis import PLAN
 from tests.support import ROOT
+from tests.support.browser import NAMES
 from tests.support.thorough import THOROUGH
 
 pytestmark = pytest.mark.smoke
 HANG_S = 300
+HAS_PAGES = shutil.which("node") is not None and any(map(shutil.which, NAMES))
 # The sections of each. Where they take long together, the first runs alone: it uses most of what the others do.
 SECTIONS = {
     "bench_advise": ("here", "lab"),
+    "bench_browser": ("speed", "predicted") if HAS_PAGES else (),
     "bench_busy_plans": ("made-up", "load"),
     "bench_distributed": ("speed", "pipeline", "load"),
     "bench_drafts": ("resident", "far", "paged"),
@@ -87,6 +91,22 @@ def test_figures_are_shown_as_tables_and_written_to_a_file(tmp_path: Path) -> No
 def test_advise() -> None:
     (row,) = run("bench_advise")["here"]["models"]
     assert all(row[which][name] > 0 for which in ("predicted", "measured") for name in ("tokens_per_s", "ttft_s"))
+
+
+def test_browser() -> None:
+    result = run("bench_browser")
+    if not HAS_PAGES:
+        assert all("not installed" in why for why in result["left_out"].values())
+        return
+    kinds, keys = {"native", "chromium", "node"}, {"token_s", "prefill_tokens_per_s"}
+    assert set(result["speed"]["median"]) == {f"{kind}, {n}" for kind in kinds for n in (1, 2)}
+    assert all(set(gains) == keys and min(gains.values()) > 0 for gains in result["speed"]["gains"].values())
+    if not THOROUGH:
+        return
+    for name in ("measured", "estimated", "surveyed"):
+        figures = result["predicted"][name]
+        assert set(figures) == keys | {"memory_bytes"}
+        assert min(figures.values()) > 0
 
 
 def test_busy_plans() -> None:
