@@ -52,6 +52,7 @@ class _Prompt:
     chars: int
     digests: Sequence[bytes]
     limit: int | None  # largest number of tokens of the answer
+    least: int = 0  # smallest number of tokens of the answer
 
 
 class Dispatcher(AnswersOwner):
@@ -88,11 +89,13 @@ class Dispatcher(AnswersOwner):
         """Begin an answer. Raises the errors of the request."""
         caller, text = CALLER.get(), prompt_text(generation)
         client, limit = caller.client, generation.max_tokens
-        cost = self._lengths.prompt_tokens(len(text)) + self._lengths.tokens(limit)
+        sampling = generation.sampling
+        least = limit if limit and sampling.get("ignore_eos") else sampling.get("min_tokens", 0)
+        cost = self._lengths.prompt_tokens(len(text)) + self._lengths.tokens(limit, least)
         tag = self._order.tag(client, cost, caller.weight)
         answer = ProcessAnswer(replace(generation, client=client, tag=tag))
         digests = block_digests(generation, text) if len(self.replicas) > 1 else ()
-        self._prompts[answer] = _Prompt(len(text), digests, limit)
+        self._prompts[answer] = _Prompt(len(text), digests, limit, least)
         try:
             await self._place(answer)
         except BaseException:
@@ -183,7 +186,7 @@ class Dispatcher(AnswersOwner):
         cached = min(prompt.chars, replica.blocks.n_common(prompt.digests) * BLOCK_CHARS)
         own_s = (
             lengths.prompt_tokens(prompt.chars - cached) * prefill_s
-            + max(1.0, lengths.tokens(prompt.limit) - len(answer.tokens)) * token_s
+            + max(1.0, lengths.tokens(prompt.limit, prompt.least) - len(answer.tokens)) * token_s
         )
         # While more answers are there than can be generated, those that wait take turns in the slots.
         n_before = max(0, len(others) + 1 - replica.sequences)

@@ -33,10 +33,10 @@ class AnswerLengths:
         if prompt_tokens:
             self._chars_per_token.add(prompt_chars / prompt_tokens)
 
-    def tokens(self, limit: int | None) -> float:
-        """Return the expected tokens of an answer. limit: largest number of tokens that the request allows."""
+    def tokens(self, limit: int | None, least: int = 0) -> float:
+        """Return the expected tokens of an answer. limit, least: numbers of tokens that the request allows."""
         expected = self._tokens.value or _TOKENS
-        return expected if limit is None else min(expected, limit)
+        return max(least, expected if limit is None else min(expected, limit))
 
     def prompt_tokens(self, chars: int) -> float:
         """Return the expected tokens of a text."""

@@ -228,3 +228,21 @@ def test_a_request_that_fails_leaves_nothing_behind() -> None:
             await anext(aiter(moved))
 
     asyncio.run(asyncio.wait_for(run(), 60))
+
+
+@pytest.mark.parametrize(
+    ("sampling", "limit", "least"),
+    [
+        ({}, 50, 0), ({"ignore_eos": True}, 50, 50), ({"ignore_eos": False, "min_tokens": 7}, 50, 7),
+        ({"ignore_eos": True, "min_tokens": 7}, None, 7),
+    ],
+)  # fmt: skip
+def test_lengths_that_a_request_sets_are_known(sampling: dict[str, Any], limit: int | None, least: int) -> None:
+    dispatcher, prompts = Dispatcher(), list[_Prompt]()
+
+    async def place(answer: ProcessAnswer, replica: Replica | None = None) -> None:
+        prompts.append(dispatcher._prompts[answer])
+
+    dispatcher._place = place  # type: ignore[method-assign]
+    asyncio.run(dispatcher.generate(Generation(prompt="x", max_tokens=limit, sampling=sampling)))
+    assert [(prompt.limit, prompt.least) for prompt in prompts] == [(limit, least)]

@@ -62,6 +62,7 @@ def test_answers_are_expected_to_be_as_long_as_the_latest() -> None:
         lengths.ended(20, 600, 300)
     assert before > lengths.tokens(None) == pytest.approx(20)
     assert lengths.tokens(5) == 5
+    assert (lengths.tokens(50, 50), lengths.tokens(None, 30), lengths.tokens(50, 10)) == (50, 30, pytest.approx(20))
     assert lengths.prompt_tokens(600) == pytest.approx(300)
     lengths.ended(20, 0, 0)  # an answer that was cancelled before its prompt was counted
     assert lengths.prompt_tokens(600) == pytest.approx(300)
