@@ -108,6 +108,8 @@ class EngineChild:
                 raise NoAnswer(f"the engine process gave no answer in {ANSWER_S:g} s")
             return future.result()
         except asyncio.CancelledError:
+            if future.done():
+                future.exception()  # marks it as retrieved
             self.send({"id": number, "do": "cancel"})
             raise
         finally:

@@ -1,10 +1,12 @@
 """Test the end of engine processes: no thread waits forever, even if the caller gives up or a message is incomplete."""
 
 import asyncio
+import gc
 import os
 import signal
 import socket
 from contextlib import suppress
+from typing import Any
 
 import pytest
 
@@ -42,6 +44,29 @@ def test_an_end_that_is_given_up_leaves_no_request_without_an_answer(monkeypatch
         finally:
             with suppress(ProcessLookupError):
                 child.process.kill()
+
+    with_router(work)
+
+
+def test_a_request_that_is_cancelled_as_its_process_ends_leaves_no_complaint() -> None:
+    async def work(router: Router) -> None:
+        child, complaints = running_child(await router.model(None)), list[dict[str, Any]]()
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: complaints.append(context))
+        os.kill(child.process.pid, signal.SIGSTOP)
+        try:
+            asking = asyncio.create_task(child.ask(1 << 40, "status", {}))
+            while 1 << 40 not in child._pending:
+                await asyncio.sleep(0)
+            child._fail_pending(EngineGone("it ended"))
+            asking.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asking
+        finally:
+            os.kill(child.process.pid, signal.SIGCONT)
+        del asking
+        await asyncio.sleep(0)  # the event loop lets go of the last callback
+        gc.collect()
+        assert complaints == []
 
     with_router(work)
 
