@@ -120,7 +120,7 @@ def measured(point: Point, target: dict[str, Any], waits: CoreWaits, plan: Path)
     streams = 2 if target["tiny"] else target["streams"]
     with running({"": server}):
         wait_for(server, len(point.plan.copies))
-        for n in (1, streams):
+        for n in (1, streams, streams):
             asyncio.run(answers(server, n, _WARM_UP))
         (alone_per_s, together_per_s), waited = waits.during(
             lambda: [asyncio.run(steady_per_s(server, n)) for n in (1, streams)]

@@ -1,4 +1,5 @@
-"""The dispatcher of a model: sends each request to the replica that is expected to finish it soonest.
+"""The dispatcher of a model: sends each request to the replica that is expected to finish it soonest, unless it would
+delay the other answers there too much.
 
 If a replica is lost, the others continue its answers with the same tokens. A replica with a free slot takes a request
 that waits at another one.
@@ -161,18 +162,25 @@ class Dispatcher(AnswersOwner):
     # --- choice ---
 
     def _best(self, answer: ProcessAnswer) -> Replica:
-        """Return the replica that is expected to finish an answer soonest.
+        """Return the replica where the seconds of an answer, times the factor by which it delays each other, are least.
 
-        A replica that has computed the beginning of the prompt is preferred, unless another one is clearly faster.
+        So the product of the rates of all answers is largest (proportional fairness; Kelly, 1997), and slow replicas
+        take answers when fast ones are crowded. A replica that has computed the beginning of the prompt is preferred,
+        unless another one is clearly better.
         """
         there = self.usable
         if len(there) == 1:
             return there[0]
-        seconds = [self._finish_s(replica, answer) for replica in there]
+        costs = [self._finish_s(replica, answer) * self._delay(replica) for replica in there]
         digests = self._prompts[answer].digests
-        preferred = max(range(len(there)), key=lambda i: (there[i].blocks.n_common(digests), -seconds[i]))
-        soonest = min(range(len(there)), key=lambda i: seconds[i])
-        return there[soonest if seconds[soonest] < _CLEARLY * seconds[preferred] else preferred]
+        preferred = max(range(len(there)), key=lambda i: (there[i].blocks.n_common(digests), -costs[i]))
+        least = min(range(len(there)), key=lambda i: costs[i])
+        return there[least if costs[least] < _CLEARLY * costs[preferred] else preferred]
+
+    def _delay(self, replica: Replica) -> float:
+        """Return the product of the factors by which one more answer delays each answer that a replica generates."""
+        n_running = min(len(replica.process.answers), replica.sequences - 1)
+        return replica.process.answers.speeds.slowdown(n_running) ** n_running
 
     def _finish_s(self, replica: Replica, answer: ProcessAnswer) -> float:
         """Return the expected seconds until a replica has finished an answer that waits."""

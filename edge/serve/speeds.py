@@ -81,14 +81,28 @@ class Speeds:
     def token_s(self, n_answers: int) -> float | None:
         """Return the seconds between two tokens of an answer while `n_answers` are generated; None if unknown.
 
-        A step reads all weights once, and computes a row for each answer. If both take equally long, n + 1 of them take
-        (n + 2) / (n + 1) times as long as n. So a measurement with m answers counts (1 + n) / (1 + m) times.
+        Between two measured numbers of answers the time is interpolated. Outside of them: a step reads all weights
+        once, and computes a row for each answer. If both take equally long, n + 1 of them take (n + 2) / (n + 1) times
+        as long as n. So a measurement with m answers counts (1 + n) / (1 + m) times.
         """
-        if not self._token_s:
+        times = {number: average.value for number, average in self._token_s.items() if average.value is not None}
+        if not times:
             return None
-        near = min(self._token_s, key=lambda m: abs(m - n_answers))
-        measured = self._token_s[near].value
-        return None if measured is None else measured * (1 + n_answers) / (1 + near)
+        low = max((number for number in times if number <= n_answers), default=None)
+        high = min((number for number in times if number >= n_answers), default=None)
+        if low is not None and high is not None:
+            part = (n_answers - low) / (high - low) if high > low else 0.0
+            return times[low] + part * (times[high] - times[low])
+        near = high if low is None else low
+        assert near is not None
+        return times[near] * (1 + n_answers) / (1 + near)
+
+    def slowdown(self, n_answers: int) -> float:
+        """Return the factor by which one more answer lengthens the tokens of `n_answers`; 1 if it is unknown."""
+        if not self._token_s or not min(self._token_s) <= n_answers < max(self._token_s):
+            return 1.0
+        before_s, after_s = self.token_s(n_answers), self.token_s(n_answers + 1)
+        return max(1.0, after_s / before_s) if before_s and after_s else 1.0
 
     def prefill_s(self) -> float | None:
         """Return the seconds for each token of a prompt; None if unknown."""

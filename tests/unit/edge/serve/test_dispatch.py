@@ -62,6 +62,39 @@ def test_a_replica_with_many_answers_is_slower() -> None:
     assert chosen(replica(0.1, 0.001, n_answers=1), replica(0.9, 0.001)) == 0
 
 
+def crowded(*token_s: float, n_answers: int) -> Replica:
+    """A loaded replica with the measured seconds of a token of 1, 2, ... answers, and with so many answers."""
+    result = replica(token_s[0], 0.0, n_answers)
+    speeds = result.process.answers.speeds
+    clock = speeds._clock
+    assert isinstance(clock, Clock)
+    for number, seconds in enumerate(token_s[1:], 2):
+        for own in range(number):
+            speeds.begun(own)
+            speeds.token(own, 0)
+        clock.now += seconds
+        speeds.token(0, 0)
+        for own in range(number):
+            speeds.ended(own)
+    return result
+
+
+@pytest.mark.parametrize(
+    ("token_s", "n_answers", "other_s", "expected"),
+    [
+        ((0.2, 0.2, 0.2), 2, 0.21, 0),  # the others are not delayed
+        ((0.2, 0.2, 0.3), 2, 0.44, 1),  # 0.3 s, and 1.5 times the time of each of two others
+        ((0.2, 0.2, 0.3), 2, 0.69, 0),  # 0.3 * 1.5 ** 2 = 0.675
+        ((0.2, 0.2, 0.3), 1, 0.21, 0),
+        ((0.2, 0.3), 3, 0.51, 0),  # the delay by a fourth answer was not measured: 0.3 * 5 / 3
+    ],
+)
+def test_delays_of_other_answers_count(
+    token_s: tuple[float, ...], n_answers: int, other_s: float, expected: int
+) -> None:
+    assert chosen(crowded(*token_s, n_answers=n_answers), replica(other_s, 0.0)) == expected
+
+
 def test_a_conversation_stays_where_its_prefix_is_unless_that_is_clearly_slower() -> None:
     for token_s, expected in ((0.1, 0), (0.12, 0), (0.15, 1)):
         first, second = replica(token_s, 0.0001), replica(0.1, 0.0001)
