@@ -131,6 +131,20 @@ def test_an_engine_process_gives_back_what_large_requests_took(monkeypatch: pyte
     assert (response, provided) == ([{"id": 1, "result": 10}, {"id": 1, "result": 2 << 20}], ["back"])
 
 
+@pytest.mark.parametrize("has_ended", [False, True])
+def test_errors_of_an_engine_that_has_ended_are_not_those_of_requests(has_ended: bool) -> None:
+    class Loop:
+        def __init__(self) -> None:
+            self.has_ended = has_ended
+
+        def ask(self, what: str, arguments: Any) -> int:
+            raise ValueError("closed")
+
+    response: list[Any] = []
+    child._answer({"id": 1, "do": "render", "is_large": False}, Loop(), response.append)  # type: ignore[arg-type]
+    assert [message["error"]["message"] for message in response] == ([] if has_ended else ["closed"])
+
+
 def test_a_server_gives_back_what_large_bodies_took(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         provided = asyncio.Event()

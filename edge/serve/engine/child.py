@@ -160,7 +160,8 @@ def _answer(message: dict[str, Any], loop: ServingLoop, send: Callable[..., None
             result = loop.pool(number, what, arguments) if what in POOLED else loop.ask(what, arguments)
             send({"id": number, "result": result})
     except Exception as error:
-        send({"id": number, "error": error_json(error)})
+        if not loop.has_ended:  # otherwise the process ends, and the server sends the request to another one
+            send({"id": number, "error": error_json(error)})
     finally:
         if message["is_large"]:
             del arguments

@@ -51,6 +51,7 @@ class ServingLoop:
         encoder: encoder of pictures and sounds.
         """
         self._engine, self._deployed, self._send, self._drafter = engine, deployed, send, drafter
+        self.has_ended = False  # True once `run` ends, which closes what requests use
         self._targets = latency_targets(config)
         self._new_scheduler = partial(
             Scheduler,
@@ -93,6 +94,7 @@ class ServingLoop:
             while self._jobs.take(lambda: self._scheduler.busy and not self._arrivals.waits_for(self._scheduler)):
                 self._step()
         finally:
+            self.has_ended = True
             self._warming.warmer.close()
             self._scheduler.close()
             self._inputs.close()
@@ -124,8 +126,9 @@ class ServingLoop:
 
         Raise the error if the engine is unusable. The process then ends, and the next process gets the requests.
         """
+        self.has_ended = self._engine.failed is not None or isinstance(error, ReplicaLost)
         self._scheduler.close()
-        if self._engine.failed is not None or isinstance(error, ReplicaLost):
+        if self.has_ended:
             raise error
         self._send(*({"id": number, "error": error_json(error)} for number in self._requests))
         self._warming.lost()
@@ -244,20 +247,18 @@ class ServingLoop:
             self._arrivals.prepared(number)
 
     def _embed(self, texts: Sequence[str | Sequence[int]], given_up: GivenUp = never_given_up) -> dict[str, Any]:
-        tokenized = [self._text(number, text, len(texts)) for number, text in enumerate(texts)]
+        tokenized = []
+        for number, text in enumerate(texts):
+            try:
+                tokens = self._inputs.tokens(text, MOST_TOKENS)
+                self._embedder.check(tokens)
+            except (ContextFull, SamplingError) as error:
+                raise type(error)(f"input.{number}: {error}" if len(texts) > 1 else str(error)) from None
+            tokenized.append(tokens)
         # Vectors are sent in base64, because thousands of them as decimal text would be too much for a message.
         embed = self._embedder.embed
         vectors = self._pooled(lambda tokens: b64encode(embed(tokens).tobytes()).decode(), tokenized, given_up)
         return {"embeddings": vectors, "tokens": sum(map(len, tokenized))}
-
-    def _text(self, number: int, text: str | Sequence[int], n_texts: int) -> Sequence[int]:
-        """Return the tokens of a text to embed. If there are several texts, errors name the text's number."""
-        try:
-            tokens = self._inputs.tokens(text, MOST_TOKENS)
-            self._embedder.check(tokens)
-        except (ContextFull, SamplingError) as error:
-            raise type(error)(f"input.{number}: {error}" if n_texts > 1 else str(error)) from None
-        return tokens
 
     def _rerank(self, query: str, documents: Sequence[str], given_up: GivenUp = never_given_up) -> dict[str, Any]:
         tokenized = self._inputs.ranked(query, documents, self._embedder.most_tokens)

@@ -43,7 +43,7 @@ def main() -> None:
         try:
             answer = _line(text=renderer.answer(request))
         except (RecursionError, MemoryError) as error:
-            answer = _line(error=f"chat template needs too much memory: {type(error).__name__}")
+            answer = _line(stopped=f"chat template needs too much memory: {type(error).__name__}")
         except Exception as error:  # the template's code may raise any exception
             answer = _line(error=str(error)[:_LONGEST_REASON])
         limit_cpu(0)

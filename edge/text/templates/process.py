@@ -52,6 +52,8 @@ class TemplateProcess:
         if not answer:
             raise TemplateStopped(self._reason())
         answer_fields: dict[str, str] = json.loads(answer.decode(errors="surrogatepass"))
+        if "stopped" in answer_fields:
+            raise TemplateStopped(answer_fields["stopped"])
         if "error" in answer_fields:
             raise TemplateError(answer_fields["error"])
         return answer_fields["text"]
@@ -90,8 +92,8 @@ class TemplateProcess:
         self._start()
 
     def _reason(self) -> str:
-        self._end()  # the process may still be ending, although its socket is closed
-        code = self._process.returncode
+        self._end()
+        code = self._process.wait()  # it may still be ending, although its socket is closed; another thread may end it
         if code == -signal.SIGPROF:
             return f"chat template does not end: it took more than {CPU_S:g} s of processor time"
         how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"

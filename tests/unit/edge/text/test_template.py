@@ -343,6 +343,19 @@ def test_whatever_happens_to_its_process_the_next_prompt_is_right(monkeypatch: p
     assert template.render([{"role": "user", "content": "c"}]) == "c"
 
 
+def test_a_process_that_another_thread_ends_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    process = TemplateProcess()
+
+    def closed(line: bytes, wait_s: float) -> bytes:
+        process._end.detach()
+        process._socket.close()
+        process._process.kill()
+        return b""
+
+    monkeypatch.setattr(process, "_exchange", closed)
+    assert "ended by signal 9" in refused("x", process)
+
+
 def test_ctrl_c_ends_a_rendering_and_its_answer_is_nobodys() -> None:
     process = TemplateProcess()
     template = ChatTemplate("{{ messages[0].content }}", process=process)
