@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.bench_replicas import wait_for
+from benchmarks.bench_replicas import status_of, wait_for
 from benchmarks.core_waits import CoreWaits, first_of
 from benchmarks.harness import EDGE
 from benchmarks.serve_clients import Heard, ask
@@ -170,6 +170,8 @@ async def steady_per_s(server: Server, n: int) -> float:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        while (await status_of(server))["slots"]:  # otherwise the next streams would be sent away from the last ones
+            await asyncio.sleep(0.05)
 
 
 async def check(tasks: Sequence[asyncio.Task[Heard]]) -> None:

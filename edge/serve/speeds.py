@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from statistics import linear_regression
 
 _NEW = 0.2  # weight of a new measurement in an average
 _CHARS_PER_TOKEN = 4.0  # usual for text in Latin letters
@@ -98,11 +99,16 @@ class Speeds:
         return times[near] * (1 + n_answers) / (1 + near)
 
     def slowdown(self, n_answers: int) -> float:
-        """Return the factor by which one more answer lengthens the tokens of `n_answers`; 1 if it is unknown."""
+        """Return the factor by which one more answer lengthens the tokens of `n_answers`; 1 if it is unknown.
+
+        From a line through all measured times, because neighbours differ by noise and by the groups of a pipeline.
+        """
         if not self._token_s or not min(self._token_s) <= n_answers < max(self._token_s):
             return 1.0
-        before_s, after_s = self.token_s(n_answers), self.token_s(n_answers + 1)
-        return max(1.0, after_s / before_s) if before_s and after_s else 1.0
+        numbers, averages = zip(*self._token_s.items(), strict=True)
+        slope, intercept = linear_regression(numbers, [average.value for average in averages])
+        before_s = intercept + slope * n_answers
+        return 1.0 + slope / before_s if slope > 0 < before_s else 1.0
 
     def prefill_s(self) -> float | None:
         """Return the seconds for each token of a prompt; None if unknown."""

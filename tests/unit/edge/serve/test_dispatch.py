@@ -83,9 +83,11 @@ def crowded(*token_s: float, n_answers: int) -> Replica:
     ("token_s", "n_answers", "other_s", "expected"),
     [
         ((0.2, 0.2, 0.2), 2, 0.21, 0),  # the others are not delayed
-        ((0.2, 0.2, 0.3), 2, 0.44, 1),  # 0.3 s, and 1.5 times the time of each of two others
-        ((0.2, 0.2, 0.3), 2, 0.69, 0),  # 0.3 * 1.5 ** 2 = 0.675
-        ((0.2, 0.2, 0.3), 1, 0.21, 0),
+        ((0.2, 0.3, 0.4), 2, 0.7, 1),  # 0.4 * (4 / 3) ** 2 = 0.711
+        ((0.2, 0.3, 0.4), 2, 0.72, 0),
+        ((0.2, 0.3, 0.4), 1, 0.44, 1),  # 0.3 * 1.5
+        ((0.2, 0.3, 0.4), 1, 0.46, 0),
+        ((0.3, 0.2), 1, 0.21, 0),  # noise: more answers are no faster
         ((0.2, 0.3), 3, 0.51, 0),  # the delay by a fourth answer was not measured: 0.3 * 5 / 3
     ],
 )

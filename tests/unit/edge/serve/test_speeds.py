@@ -54,36 +54,34 @@ def test_several_answers_count_by_their_number_until_they_end() -> None:
     assert speeds.token_s(1) == pytest.approx(0.1)
 
 
-def test_times_between_measured_numbers_of_answers_are_interpolated() -> None:
+def measured(*seconds: tuple[int, float]) -> Speeds:
+    """Speeds with the seconds of a token by the number of answers."""
     clock = Clock()
     speeds = Speeds(clock)
-    assert speeds.slowdown(1) == 1.0
-    for count, seconds in ((2, 0.2), (4, 0.4)):
+    for count, token_s in seconds:
         for number in range(count):
             speeds.begun(number)
             speeds.token(number, 0)
-        clock.now += seconds
-        for number in range(count):
-            speeds.token(number, 0)
-        for number in range(count):
-            speeds.ended(number)
-    assert [speeds.token_s(n) for n in (2, 3, 4)] == pytest.approx([0.2, 0.3, 0.4])
-    assert [speeds.token_s(n) for n in (1, 5)] == pytest.approx([0.2 * 2 / 3, 0.4 * 6 / 5])
-    assert [speeds.slowdown(n) for n in (0, 1, 2, 3, 4)] == pytest.approx([1, 1, 1.5, 4 / 3, 1])
-
-
-def test_a_step_of_more_answers_never_speeds_others_up() -> None:
-    clock = Clock()
-    speeds = Speeds(clock)
-    for count, seconds in ((1, 0.4), (2, 0.2)):
-        for number in range(count):
-            speeds.begun(number)
-            speeds.token(number, 0)
-        clock.now += seconds
+        clock.now += token_s
         speeds.token(0, 0)
         for number in range(count):
             speeds.ended(number)
-    assert speeds.slowdown(1) == 1.0
+    return speeds
+
+
+def test_times_between_measured_numbers_of_answers_are_interpolated() -> None:
+    speeds = measured((2, 0.2), (4, 0.4))
+    assert [speeds.token_s(n) for n in (2, 3, 4)] == pytest.approx([0.2, 0.3, 0.4])
+    assert [speeds.token_s(n) for n in (1, 5)] == pytest.approx([0.2 * 2 / 3, 0.4 * 6 / 5])
+
+
+def test_a_further_answer_slows_others_by_a_line_through_all_times() -> None:
+    assert measured().slowdown(1) == 1.0
+    linear = measured((2, 0.2), (4, 0.4))
+    assert [linear.slowdown(n) for n in (0, 1, 2, 3, 4)] == pytest.approx([1, 1, 1.5, 4 / 3, 1])
+    steps = measured((1, 0.2), (2, 0.2), (3, 0.3), (4, 0.3))  # 0.15 + 0.04 n
+    assert [steps.slowdown(n) for n in (1, 2, 3)] == pytest.approx([0.23 / 0.19, 0.27 / 0.23, 0.31 / 0.27])
+    assert measured((1, 0.4), (2, 0.2)).slowdown(1) == 1.0  # noise: more answers are no faster
 
 
 def test_answers_are_expected_to_be_as_long_as_the_latest() -> None:
