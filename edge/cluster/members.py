@@ -1,19 +1,25 @@
-"""Addresses of workers by name: of the running lab, of workers that answered before, and of announced members."""
+"""Addresses of workers by name: of the running lab, of this machine's browsers, of announced members, and of workers
+that answered before.
+"""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import lru_cache
 
 from devices import discovery
 from devices.errors import DiscoveryError
 from devices.lab.lab import status
 from devices.names import is_name, join_address, parse_address
-from devices.paths import authority_folder
+from devices.paths import authority_folder, config_folder
 from devices.remembered import KEPT_AGE_S, Remembered
 from devices.trust.authority import is_owned
 from devices.trust.roster import Roster
+from edge.browser.browsers import Browser, Browsers
 from transport.security import OWNER
 
+BROWSERS_FOLDER = "browsers"  # in the folder of configuration: records of this machine's browsers
+_HERE = "127.0.0.1"  # host of the workers of browsers that are no members
 SEEN = "seen-workers"  # name of the file that remembers the names of workers that answered, by address
 
 
@@ -28,10 +34,26 @@ def address_of(text: str) -> str:
     if host == text and is_name(text):
         lab = status()
         known = lab.addresses.get(text) if lab is not None else None
+        known = known or browser_address(text)
         known = known or (text in joined_members() and _announced().get(text)) or last_address(text)
         if known:
             return known
     return join_address(host, port)
+
+
+def page_address(page: Browser) -> str:
+    """Return the address of a browser's worker, at which members reach it if it is a member; "" without a worker."""
+    host = _HERE
+    if is_owned(authority_folder()):
+        with suppress(DiscoveryError):  # this machine has no network
+            host = discovery.announced_addresses("0.0.0.0")[0]
+    return join_address(host, page.port) if page.port else ""
+
+
+def browser_address(name: str) -> str:
+    """Return the address of the worker of this machine's browser; "" if there is none."""
+    pages = (page for page in Browsers(config_folder() / BROWSERS_FOLDER).all() if page.name == name)
+    return next(map(page_address, pages), "")
 
 
 def joined_members() -> list[str]:

@@ -17,7 +17,7 @@ from edge.cluster.client import Remote
 from edge.cluster.connect import credentials, reach
 from edge.cluster.diagnose import LinkReport, measure_link
 from edge.cluster.fleet import device, label
-from edge.cluster.members import SEEN, joined_members, last_address
+from edge.cluster.members import SEEN, browser_address, joined_members, last_address
 from edge.errors import WorkerError
 from edge.tasks import SILENT, Steps
 from transport.errors import LinkClosed, LinkTimeout, TransportError
@@ -137,7 +137,9 @@ def _missing(entries: Sequence[Entry]) -> list[Entry]:
     Its address is the last one at which it answered, or "" if that is not known.
     """
     names = {entry.name for entry in entries}
-    missing = [Entry(last_address(name) or "", name) for name in joined_members() if name not in names]
+    missing = [
+        Entry(browser_address(name) or last_address(name) or "", name) for name in joined_members() if name not in names
+    ]
     for entry in missing:
         if not entry.address:
             entry.membership, entry.silent = LOST, True

@@ -6,21 +6,17 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from devices.discovery import announced_addresses
-from devices.errors import DiscoveryError, TrustError
-from devices.names import host_name, join_address
+from devices.errors import TrustError
+from devices.names import host_name
 from devices.paths import authority_folder, config_folder, credentials_folder
 from devices.trust import credentials
 from devices.trust.authority import Authority, is_owned
 from devices.trust.certificates import OWNER
 from devices.trust.roster import MEMBERS_FILE, Member, Roster
 from edge.browser.browsers import Browser, Browsers
-from edge.cluster.members import last_address
-from edge.serve.devices.bridge import EVERYWHERE
+from edge.cluster.members import BROWSERS_FOLDER, last_address, page_address
 
 _AGAIN_S = 5.0  # the list of browsers is read at most this often
-_FOLDER = "browsers"
-_HERE = "127.0.0.1"  # host of the workers of pages without a certificate
 
 
 @dataclass(frozen=True)
@@ -76,7 +72,7 @@ class Members:
                 member.state,
                 member.since,
                 member.expires,
-                _address(pages[member.name]) if member.name in pages else self._addresses.get(member.name, ""),
+                page_address(pages[member.name]) if member.name in pages else self._addresses.get(member.name, ""),
                 member.name in pages,
             )
             for member in self._members
@@ -88,13 +84,12 @@ class Members:
             if page.key is not None or now < page.expires:
                 state = "invited" if page.key is None else "joined"
                 since = self._changes.get(name, now)
-                address = join_address(_HERE, page.port) if page.port else ""
-                members.append(KnownMember(name, state, since, page.expires, address, is_browser=True))
+                members.append(KnownMember(name, state, since, page.expires, page_address(page), is_browser=True))
         return members
 
     def _read(self) -> None:
         folder, now = authority_folder(), time.monotonic()
-        browsers = Browsers(config_folder() / _FOLDER)
+        browsers = Browsers(config_folder() / BROWSERS_FOLDER)
         changes = browsers.changes()
         version = _version(folder / MEMBERS_FILE), changes
         if version == self._version and now - self._read_at < _AGAIN_S:
@@ -103,14 +98,6 @@ class Members:
         self._browsers, self._changes = browsers.all(), changes
         self._addresses = {member.name: last_address(member.name) or "" for member in self._members}
         self._version, self._read_at = version, now
-
-
-def _address(page: Browser) -> str:
-    """Return the address of the worker of a page that is a member, at which other members reach it; "" without one."""
-    try:
-        return join_address(announced_addresses(EVERYWHERE)[0], page.port) if page.port else ""
-    except DiscoveryError:  # this machine has no network
-        return join_address(_HERE, page.port)
 
 
 def has_cluster() -> bool:
@@ -139,6 +126,6 @@ def invite(name: str, lifetime_s: float) -> str:
 
 def revoke(name: str) -> None:
     """Refuse a member, or withdraw an invitation. Raises TrustError."""
-    is_forgotten = Browsers(config_folder() / _FOLDER).forget(name)
+    is_forgotten = Browsers(config_folder() / BROWSERS_FOLDER).forget(name)
     if is_owned(authority_folder()) and (name in Roster.load(authority_folder()).members or not is_forgotten):
         Authority.open(authority_folder(), credentials_folder()).revoke(name)
