@@ -7,9 +7,9 @@
 |           | llama.cpp as a native program? All compute the same file with the same options                         |
 | predicted | how far are the planner's decode time, prefill time and memory of the page from the measured ones?     |
 
-The pages join a bridge on loopback as those of users do, and compute the whole file. The default model has 4 layers and
-the head of TinyLlama-1.1B in Q4_0, with random weights. Greedy tokens follow a prompt of 128 tokens. Chromium and node
-run the same WebAssembly. `predicted` uses all threads of the page. "Estimated" is what first plans use, from figures
+The pages join a bridge on loopback as those of users do, and compute the whole file. The default model has the shape of
+SmolLM2-360M in Q4_0, with random weights. Greedy tokens follow a prompt of 128 tokens. Chromium and node run the same
+WebAssembly. The page of `predicted` has one thread. "Estimated" is what first plans use, from figures
 that the bridge measures when a page joins. "Surveyed" is what `edge plan` uses after layers were timed at the page.
 """
 
@@ -22,7 +22,6 @@ import statistics
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -63,7 +62,7 @@ from tests.support.browser import NAMES, Page, browser
 from tests.support.helpers import until
 from tests.support.page_bridge import node_page
 
-SHAPE, LAYERS = "tinyllama-1.1b", 4
+SHAPE = "smollm2-360m"
 PROMPT, TOKENS = 128, 24
 THREADS = 2
 JOIN_S = 180.0  # only against a hang
@@ -76,9 +75,9 @@ def prepare(folder: Path, args: argparse.Namespace) -> Figures:
     """Write the model."""
     args.rounds = 1 if args.tiny else args.rounds
     if args.model is None:
-        args.model = MODEL_PATH if args.tiny else folder / f"{SHAPE}-{LAYERS}-layers.gguf"
+        args.model = MODEL_PATH if args.tiny else folder / f"{SHAPE}.gguf"
     if not args.model.exists():
-        synth.synthesize(args.model, replace(synth.SHAPES[SHAPE], layers=LAYERS), "q4_0")
+        synth.synthesize(args.model, synth.SHAPES[SHAPE], "q4_0")
     return {"model": args.model.name}
 
 
@@ -86,7 +85,7 @@ def prepare(folder: Path, args: argparse.Namespace) -> Figures:
 
 
 @contextmanager
-def joined(bridge: Bridge, folder: Path, kind: str) -> Iterator[Page | None]:
+def joined(bridge: Bridge, folder: Path, kind: str, threads: int) -> Iterator[Page | None]:
     """Yield Chromium's page, or None for node, once the page has joined and its worker answers."""
     url, token = bridge.url, bridge.browsers.invite(kind, 600)
     program = next(filter(None, map(shutil.which, NAMES if kind == "chromium" else ("node",))), None)
@@ -95,10 +94,11 @@ def joined(bridge: Bridge, folder: Path, kind: str) -> Iterator[Page | None]:
     with ExitStack() as closing:
         page = None
         if kind == "node":
-            closing.enter_context(node_page(program, url, folder / "store", threads=THREADS, token=token))
+            closing.enter_context(node_page(program, url, folder / "store", threads=threads, token=token))
         else:
             page = closing.enter_context(browser(folder / "chromium"))
             page.call("Network.disable")  # reporting each request takes time
+            page.call("Emulation.setHardwareConcurrencyOverride", hardwareConcurrency=threads)
             page.call("Page.navigate", url=f"{url}/#{token}")
         until(lambda: bridge.is_ready(kind) and bridge.answers(kind), f"{kind} has joined", JOIN_S)
         yield page
@@ -142,7 +142,7 @@ def speed(folder: Path, args: argparse.Namespace) -> Figures:
         bridge = closing.enter_context(running_bridge(folder, check=True))
         engines: dict[str, ModelRunner] = {"native": closing.enter_context(ModelRunner(file, OPTIONS))}
         for kind in ("chromium", "node"):
-            closing.enter_context(joined(bridge, folder, kind))
+            closing.enter_context(joined(bridge, folder, kind, THREADS))
             engines[kind] = closing.enter_context(at_page(bridge, kind, file))
         trips_s = {kind: PageProfile.load(bridge.folder(kind)).round_trip_s for kind in engines if kind != "native"}
         sides = {
@@ -197,7 +197,7 @@ def shown(key: str, value: float) -> str:
 def predicted(folder: Path, args: argparse.Namespace) -> Figures:
     """Predict the page's figures, then measure them."""
     file = ModelFile.open(args.model)
-    with running_bridge(folder, check=True) as bridge, joined(bridge, folder, "chromium") as page:
+    with running_bridge(folder, check=True) as bridge, joined(bridge, folder, "chromium", 1) as page:
         assert page is not None
         address = f"127.0.0.1:{bridge.port('chromium')}"
         with Fleet([address]) as fleet:
@@ -206,7 +206,7 @@ def predicted(folder: Path, args: argparse.Namespace) -> Figures:
                 "surveyed": llm_survey(fleet, file, "0" * 64, fresh=True),
             }
         with at_page(bridge, "chromium", file) as engine:
-            rounds = alternate({"measured": partial(generation, engine, THREADS)}, args.rounds)
+            rounds = alternate({"measured": partial(generation, engine, 1)}, args.rounds)
             heap = re.match(r"\d+", page.value("document.getElementById('memory').textContent"))
     assert heap is not None
     measured: dict[str, float] = {**medians(rounds)["measured"], "memory_bytes": MIB * float(heap[0])}

@@ -54,7 +54,7 @@ class TimedTask:
     """A step to be timed, with its preparation."""
 
     step: Callable[[], None]
-    prepare: Callable[[], None] = lambda: None  # called before each sample, not timed
+    prepare: Callable[[], object] = lambda: None  # called before each sample, not timed
     before_step: Callable[[], None] | None = None  # called before each step, not timed
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -293,6 +294,10 @@ class PageKind(EngineKind):
         raise EdgeError(
             f"a browser computes stages, and cannot {purpose} with a whole model; let another device {purpose}"
         )
+
+    def timing_clock(self, engine: ModelRunner) -> AbstractContextManager[Callable[[], float] | None]:
+        """Return a clock of its own, because this machine's caches and other load are not the page's."""
+        return nullcontext(time.perf_counter)
 
     def polling_s(self, threads: int) -> float:
         """Return 0, because this machine's cores are not those that compute."""

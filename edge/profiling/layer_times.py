@@ -53,7 +53,7 @@ _LEAST_BYTES = 96 << 20  # minimum size of the n layers
 _LEAST_TASK_S = 0.05  # seconds for one number of rows, even if time is short
 _ONE_ROW_PART = 0.1  # part of the time for the first figure
 _FIRST_PASSES = 200  # minimum duration of all steps of the first slice, in passes of one row
-_MOST_STEP = 0.3  # limit of `step`, relative to the fastest time of n layers; a larger value is noise
+_MOST_STEP = 0.3  # limit of `step` without the network, relative to the fastest time of n layers; more is noise
 _OPTIONS = EngineOptions(context=DEFAULT_BATCH, batch=DEFAULT_BATCH, sequences=max(DECODE_ROWS))
 _ROWS = {
     "layers": (*DECODE_ROWS, PREFILL_ROWS),
@@ -291,15 +291,17 @@ def _timed(
     return figures, answered.disk_bytes_per_s
 
 
-def device_speed(times: LayerTimes, device: str, name: str, memory_bytes: int) -> DeviceSpeed:
+def device_speed(times: LayerTimes, device: str, name: str, memory_bytes: int, network_s: float = 0.0) -> DeviceSpeed:
     """Calculate a device's speed from its slice times, at least those of layers and head. Negative differences count
     as 0.
+
+    network_s: round trip of a step to the page that computes it; 0 for other devices.
     """
     base, n = times.steps["layers"], times.n
     one_s = base.at(1)
     more_s = times.steps["more"].at(1) if "more" in times.steps else 2 * one_s
     fastest_s = min(seconds for _, seconds in base.points)  # the sample of one row may be slow
-    step_s = min(max(0.0, 2 * one_s - more_s), _MOST_STEP * fastest_s)
+    step_s = min(max(0.0, 2 * one_s - more_s), network_s + _MOST_STEP * fastest_s)
 
     def layers(curve: Curve) -> Curve:
         return Curve(tuple((rows, max(0.0, seconds - step_s) / n) for rows, seconds in curve.points))

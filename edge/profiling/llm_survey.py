@@ -253,9 +253,10 @@ class _LayerProfiler:
     def _speed(self, rank: int, times: LayerTimes | None) -> DeviceSpeed:
         """Return the speed of a device by its times. Measured layers alone correct the estimate of everything else."""
         address, name, room = self._devices.addresses[rank], self._devices.names[rank], self.rooms[rank]
+        profile = self._devices.profiles[rank]
         if times is not None and "head" in times.steps:
-            return device_speed(times, address, name, room)
-        profile, sizes = self._devices.profiles[rank], PartSizes.from_file(self._file)
+            return device_speed(times, address, name, room, profile.page_round_trip_s or 0.0)
+        sizes = PartSizes.from_file(self._file)
         profile = own_kind().measure_rates(profile) if rank == 0 else profile
         disk = _ESTIMATED_DISK if self.pages[rank] else None
         estimate = replace(estimated_speed(profile, sizes, address, name, room), disk_bytes_per_s=disk)

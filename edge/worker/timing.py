@@ -44,8 +44,9 @@ def time_shard(
     read_others = None if is_throttled(shard.engine.threads) else memory_reader(bytes_to_read(other_bytes))
     shard.rows.embeddings[:most] = 0
     shard.rows.outputs[:most] = 0
+    shard.engine.use_top(1)  # a browser's page would send the logits of the whole vocabulary
 
-    def prepare(n: int, at: int = 0) -> None:
+    def place_rows(n: int, at: int = 0) -> None:
         # Rows of a decode batch belong to different sequences; rows of a prompt to one.
         decode = n <= shard.engine.sequences
         shard.rows.sequences[:n] = range(n) if decode else 0
@@ -53,13 +54,20 @@ def time_shard(
         shard.rows.outputs[:n] = decode
         shard.rows.outputs[0] = 1
 
-    def from_empty(n: int) -> None:
-        shard.engine.kv_clear()
-        shard.compute(n)
+    def from_empty(n: int) -> TimedTask:
+        def prepare() -> None:
+            place_rows(n)
+            shard.engine.kv_clear()
 
-    def after_depth() -> None:
-        shard.engine.kv_remove(0, depth)
-        shard.compute(sizes[0])
+        return task(n, prepare, shard.engine.kv_clear)
+
+    def task(n: int, prepare: Callable[[], object], empty: Callable[[], object]) -> TimedTask:
+        def before_step() -> None:
+            empty()
+            if read_others is not None:
+                read_others()
+
+        return TimedTask(partial(shard.compute, n), prepare, before_step)
 
     def timed(tasks: Sequence[TimedTask]) -> list[BestTime]:
         n = max(1, min(samples, _MOST_SAMPLES))
@@ -69,12 +77,14 @@ def time_shard(
         return best_of(tasks, sample_s(threads), samples=n, clock=clock, most_s=most_s, threads=shares)
 
     sizes = [max(1, min(n_rows, most)) for n_rows in rows]
-    times = timed([TimedTask(partial(from_empty, n), partial(prepare, n), read_others) for n in sizes])
+    times = timed([from_empty(n) for n in sizes])
     if depth:  # timed separately: refilling the cache for every sample would take longer than the samples
-        prepare(min(depth, most))
-        from_empty(min(depth, most))
-        prepare(sizes[0], depth)
-        times += timed([TimedTask(after_depth, before_step=read_others)])
+        first = from_empty(min(depth, most))
+        first.prepare()
+        first.step()
+        place_rows(sizes[0], depth)
+        remove = partial(shard.engine.kv_remove, 0, depth)
+        times += timed([task(sizes[0], remove, remove)])
     return times
 
 

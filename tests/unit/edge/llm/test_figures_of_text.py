@@ -326,7 +326,9 @@ def test_a_step_takes_what_its_best_piece_takes(monkeypatch: pytest.MonkeyPatch)
         decodes = len(set(rows.sequences[:n].tolist())) == n
         computed.append((n, int(rows.positions[0]), decodes))
 
-    engine = SimpleNamespace(kv_clear=lambda: None, kv_remove=lambda *_: None, threads=1, sequences=8)
+    engine = SimpleNamespace(
+        kv_clear=lambda: None, kv_remove=lambda *_: None, use_top=lambda _: None, threads=1, sequences=8
+    )
     shard: Any = SimpleNamespace(rows=rows, engine=engine, compute=compute)
     result = profiler.time_shard(shard, (1, 4, 64), samples=4, depth=32)
     assert [item.seconds for item in result] == pytest.approx([0.1, 0.4, 6.4, 0.1])

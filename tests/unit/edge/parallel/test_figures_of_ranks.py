@@ -148,6 +148,15 @@ def test_a_layer_is_its_part_of_what_was_timed() -> None:
     assert result.half_layer_s.at(1) == pytest.approx(9 / 8 * MS)
 
 
+def test_the_round_trip_to_a_page_belongs_to_the_step() -> None:
+    """A page takes 10 ms for the round trip, and 1 ms a layer. Without a network so much is noise."""
+    steps = {"layers": curve((1, 14 * MS)), "more": curve((1, 18 * MS)), "head": curve((1, 12 * MS))}
+    times = LayerTimes(4, steps, 0.0, 1, None)
+    page, other = (device_speed(times, "d", "d", 1, network_s) for network_s in (9 * MS, 0.0))
+    assert (page.step_s.at(1), page.layer_s.at(1), page.head_s.at(1)) == pytest.approx((10 * MS, 1 * MS, 1 * MS))
+    assert other.step_s.at(1) == pytest.approx(0.3 * 14 * MS)
+
+
 def test_a_step_of_a_long_prompt_is_a_third_point() -> None:
     """By the line through one row and 64, 256 rows of a layer would take 34.4 ms; they took 45. Half a layer is 0.6.
 

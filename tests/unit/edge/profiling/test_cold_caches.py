@@ -112,7 +112,9 @@ def shard_with_cache(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Any:
         embeddings=np.ones((8, 4), np.float32),
         **{name: np.zeros(8, np.int32) for name in ("outputs", "sequences", "positions")},
     )
-    engine = SimpleNamespace(kv_clear=lambda: None, kv_remove=lambda *_: None, threads=1, sequences=8)
+    engine = SimpleNamespace(
+        kv_clear=lambda: None, kv_remove=lambda *_: None, use_top=lambda _: None, threads=1, sequences=8
+    )
     return SimpleNamespace(rows=rows, engine=engine, compute=compute)
 
 
@@ -123,6 +125,21 @@ def test_steps_are_timed_cold(monkeypatch: pytest.MonkeyPatch) -> None:
         [COLD_S] * 3
     )
     assert [best.seconds for best in timing.time_shard(shard, (1, 4), 4, depth=2)] == pytest.approx([WARM_S] * 3)
+
+
+def test_emptying_the_cache_and_other_logits_take_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is a round trip or a transfer of a browser's page, which no token of an answer takes."""
+    clock = Clock().install(monkeypatch, microbenchmark)
+    shard = shard_with_cache(clock, monkeypatch)
+    tops = list[int]()
+
+    def trip(*_: int) -> None:
+        clock.now += READ_S
+
+    shard.engine.kv_clear = shard.engine.kv_remove = trip
+    shard.engine.use_top = tops.append
+    assert [best.seconds for best in timing.time_shard(shard, (1, 4), 4, depth=2)] == pytest.approx([WARM_S] * 3)
+    assert tops == [1]
 
 
 def test_no_other_memory_is_read_under_a_quota(monkeypatch: pytest.MonkeyPatch) -> None:
