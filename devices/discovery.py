@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures as futures
 import contextlib
+import logging
 import secrets
 import socket
 import threading
@@ -240,6 +241,8 @@ def _opened(interfaces: Sequence[str] | None) -> Zeroconf:
             "discovery is not possible: multicast works on no network interface of this machine "
             f"({', '.join(interfaces) or 'no IPv4 address'}): {_BY_HAND}"
         )
+    # It would print a traceback for each message on an interface that has gone, as when Wi-Fi disconnects.
+    logging.getLogger("zeroconf").setLevel(logging.CRITICAL)
     # In a thread of its own: Zeroconf would otherwise attach to an event loop that runs in this thread, and block it.
     with futures.ThreadPoolExecutor(1) as pool:
         try:

@@ -310,3 +310,15 @@ def test_a_host_whose_network_is_down_is_told() -> None:
             [sys.executable, "-c", "import devices.discovery as d; print(d.announced_addresses('0.0.0.0'))"]
         )
         assert "DiscoveryError: no address to announce" in done.stderr
+
+
+def test_an_interface_that_goes_logs_no_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    opened = discovery._opened(LOOPBACK)
+    try:
+        [*protocols] = opened.engine.protocols
+        assert protocols
+        for protocol in protocols:
+            protocol.error_received(OSError(19, "No such device"))
+    finally:
+        opened.close()
+    assert caplog.records == []
