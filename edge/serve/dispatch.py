@@ -68,7 +68,7 @@ class Dispatcher(AnswersOwner):
         self.moves: set[asyncio.Task[None]] = set()  # answers that go on at another replica
         self.is_closing = False
         self._order, self._lengths = FairOrder(), AnswerLengths()
-        self._prompts: dict[ProcessAnswer, _Prompt] = {}  # of unfinished answers
+        self._prompts: dict[ProcessAnswer, _Prompt] = {}  # facts about each unfinished answer
 
     @property
     def all_failed(self) -> Exception | None:
@@ -178,7 +178,7 @@ class Dispatcher(AnswersOwner):
         return there[least if costs[least] < _CLEARLY * costs[preferred] else preferred]
 
     def _delay(self, replica: Replica) -> float:
-        """Return the product of the factors by which one more answer delays each answer that a replica generates."""
+        """Return the factor by which one more answer delays another at a replica, multiplied over all answers there."""
         n_running = min(len(replica.process.answers), replica.sequences - 1)
         return replica.process.answers.speeds.slowdown(n_running) ** n_running
 

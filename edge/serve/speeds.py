@@ -35,7 +35,8 @@ class AnswerLengths:
             self._chars_per_token.add(prompt_chars / prompt_tokens)
 
     def tokens(self, limit: int | None, least: int = 0) -> float:
-        """Return the expected tokens of an answer. limit, least: numbers of tokens that the request allows."""
+        """Return the expected tokens of an answer. limit, least: largest and smallest number of tokens
+        that the request allows."""
         expected = self._tokens.value or _TOKENS
         return max(least, expected if limit is None else min(expected, limit))
 
@@ -101,7 +102,8 @@ class Speeds:
     def slowdown(self, n_answers: int) -> float:
         """Return the factor by which one more answer lengthens the tokens of `n_answers`; 1 if it is unknown.
 
-        From a line through all measured times, because neighbours differ by noise and by the groups of a pipeline.
+        The factor is that of a line through all measured times, because two neighbouring times differ by noise and by
+        the groups of a pipeline.
         """
         if not self._token_s or not min(self._token_s) <= n_answers < max(self._token_s):
             return 1.0

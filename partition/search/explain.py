@@ -119,7 +119,7 @@ def _others(planner: Planner, objective: str) -> str:
     if len(planner.speeds) == 1:
         return ""
     if OBJECTIVES[objective].time and (busy := busy_words(planner.speeds)):
-        return f"{busy}; then several devices are used only if they are predicted to be {BUSY_PLAN:g} times as fast"
+        return f"{busy}, so a plan over several devices must be predicted to be {BUSY_PLAN:g} times as fast"
     gain = f"less than {100 * (PLAN - 1):.0f} %" if OBJECTIVES[objective].time else "no"
     return f"; with the others it is predicted to be {gain} better"
 

@@ -8,7 +8,7 @@ from devices import discovery
 from devices.errors import DiscoveryError
 from devices.paths import config_folder
 from edge.browser.browsers import Browser, Browsers
-from edge.cluster import members
+from edge.cluster import members, roster
 
 
 def test_a_browser_of_this_machine_is_known_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -20,6 +20,8 @@ def test_a_browser_of_this_machine_is_known_by_its_name(tmp_path: Path, monkeypa
     assert members.address_of("phone") == "phone:7070"  # its worker has no port yet
     browsers._save(Browser("phone", port=41234))
     assert members.address_of("phone") == "127.0.0.1:41234"
+    monkeypatch.setattr(roster, "joined_members", lambda: ["phone"])
+    assert [entry.address for entry in roster._missing([])] == ["127.0.0.1:41234"]  # of `edge devices`
     assert members.address_of("phone:41235") == "phone:41235"
     assert members.address_of("tablet") == "tablet:7070"
     monkeypatch.setattr(members, "is_owned", lambda folder: True)

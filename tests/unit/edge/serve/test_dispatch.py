@@ -13,6 +13,7 @@ from edge.serve.dispatch import Dispatcher, Replica, _Prompt
 from edge.serve.process import EngineProcess
 from edge.serve.served import Generation
 from edge.serve.speeds import Speeds
+from tests.unit.edge.serve.test_speeds import measured
 
 BLOCKS = [b"1", b"2", b"3", b"4"]
 
@@ -65,17 +66,7 @@ def test_a_replica_with_many_answers_is_slower() -> None:
 def crowded(*token_s: float, n_answers: int) -> Replica:
     """A loaded replica with the measured seconds of a token of 1, 2, ... answers, and with so many answers."""
     result = replica(token_s[0], 0.0, n_answers)
-    speeds = result.process.answers.speeds
-    clock = speeds._clock
-    assert isinstance(clock, Clock)
-    for number, seconds in enumerate(token_s[1:], 2):
-        for own in range(number):
-            speeds.begun(own)
-            speeds.token(own, 0)
-        clock.now += seconds
-        speeds.token(0, 0)
-        for own in range(number):
-            speeds.ended(own)
+    result.process.answers.speeds = measured(*enumerate(token_s, 1))
     return result
 
 
@@ -94,7 +85,7 @@ def crowded(*token_s: float, n_answers: int) -> Replica:
 def test_delays_of_other_answers_count(
     token_s: tuple[float, ...], n_answers: int, other_s: float, expected: int
 ) -> None:
-    assert chosen(crowded(*token_s, n_answers=n_answers), replica(other_s, 0.0)) == expected
+    assert chosen(crowded(*token_s, n_answers=n_answers), replica(other_s, 0.0), chars=0) == expected
 
 
 def test_a_conversation_stays_where_its_prefix_is_unless_that_is_clearly_slower() -> None:
