@@ -6,16 +6,18 @@ import asyncio
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 
-from edge.errors import ContextFull
+from edge.errors import ContextFull, EngineGone
 from edge.llama.llama import Model
 from edge.models.demo import MODEL_PATH
 from edge.serve.apis.tokens import MOST_CHARACTERS, MOST_TOKENS
 from edge.serve.engine import child
+from edge.serve.engine.loop import ServingLoop
 from edge.serve.engine.texts import Tokenizer
 from edge.serve.http import bodies
 from quant.gguf.file import GgufFile
@@ -143,6 +145,26 @@ def test_errors_of_an_engine_that_has_ended_are_not_those_of_requests(has_ended:
     response: list[Any] = []
     child._answer({"id": 1, "do": "render", "is_large": False}, Loop(), response.append)  # type: ignore[arg-type]
     assert [message["error"]["message"] for message in response] == ([] if has_ended else ["closed"])
+
+
+def test_an_engine_has_ended_before_it_closes_what_requests_use() -> None:
+    closed = list[bool]()
+
+    def loop_of(failed: Exception | None) -> ServingLoop:
+        loop = ServingLoop.__new__(ServingLoop)
+        used: Any = SimpleNamespace(close=lambda: closed.append(loop.has_ended), run=lambda: None)
+        loop.has_ended, loop._engine = False, SimpleNamespace(failed=failed)  # type: ignore[assignment]
+        loop._warming, loop._scheduler = SimpleNamespace(warmer=used), used  # type: ignore[assignment]
+        loop._inputs = loop._embedder = used
+        loop._jobs = SimpleNamespace(take=lambda is_busy: False)  # type: ignore[assignment]
+        return loop
+
+    loop_of(None).run()
+    assert closed == [True] * 4
+    closed.clear()
+    with pytest.raises(ValueError, match="lost"):
+        loop_of(EngineGone("it ended"))._fail(ValueError("lost"))
+    assert closed == [True]
 
 
 def test_a_server_gives_back_what_large_bodies_took(monkeypatch: pytest.MonkeyPatch) -> None:

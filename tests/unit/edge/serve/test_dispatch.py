@@ -88,6 +88,11 @@ def test_delays_of_other_answers_count(
     assert chosen(crowded(*token_s, n_answers=n_answers), replica(other_s, 0.0), chars=0) == expected
 
 
+def test_a_full_replica_counts_the_delay_of_its_last_slot() -> None:
+    full = crowded(0.2, 0.3, 0.4, 0.5, n_answers=4)
+    assert Dispatcher()._delay(full) == pytest.approx((0.5 / 0.4) ** 3)
+
+
 def test_a_conversation_stays_where_its_prefix_is_unless_that_is_clearly_slower() -> None:
     for token_s, expected in ((0.1, 0), (0.12, 0), (0.15, 1)):
         first, second = replica(token_s, 0.0001), replica(0.1, 0.0001)
@@ -270,5 +275,19 @@ def test_lengths_that_a_request_sets_are_known(sampling: dict[str, Any], limit: 
         prompts.append(dispatcher._prompts[answer])
 
     dispatcher._place = place  # type: ignore[method-assign]
-    asyncio.run(dispatcher.generate(Generation(prompt="x", max_tokens=limit, sampling=sampling)))
+    for _ in range(40):
+        dispatcher._lengths.ended(5, 0, 0)  # other answers are short
+    costs = list[float]()
+
+    def tag(client: str, cost: float, weight: float = 1.0) -> float:
+        costs.append(cost)
+        return 0.0
+
+    dispatcher._order.tag = tag  # type: ignore[method-assign]
+    asyncio.run(dispatcher.generate(Generation(prompt="", max_tokens=limit, sampling=sampling)))
     assert [(prompt.limit, prompt.least) for prompt in prompts] == [(limit, least)]
+    assert costs == [pytest.approx(max(5, least), abs=0.1)]
+    answer, single = ProcessAnswer(Generation(prompt="")), replica(0.1, 0.0)
+    dispatcher.replicas.append(single)
+    dispatcher._prompts[answer] = prompts[0]
+    assert dispatcher._finish_s(single, answer) == pytest.approx(0.1 * max(5, least), abs=0.01)
