@@ -15,6 +15,8 @@ import pytest
 from edge.llama.batch import Batch
 from edge.llama.llama import Context, ContextSizes, Model
 from edge.models.demo import MODEL_PATH
+from edge.models.shapes import Shape
+from edge.models.synth import write_outline
 from quant.types import cache_type
 from tests.browser.conftest import Open
 from tests.support.page_bridge import STATIC, PageBridge, PageError, node_page
@@ -121,6 +123,18 @@ def test_load_reports_facts_of_model_and_context(page: PageBridge, model_path: P
     assert page.facts["heap_bytes"] > model_path.stat().st_size
     assert page.event("loading")["fraction"] <= 1.0
     model.close()
+
+
+@pytest.mark.thorough
+def test_slice_larger_than_one_buffer_loads(open_page: Open, tmp_path: Path) -> None:
+    path = tmp_path / "large.gguf"
+    write_outline(path, Shape("llama", layers=6, embd=4096, ff=14336, heads=32, kv=2, vocab=512), "large")
+    assert path.stat().st_size > 2 << 30  # emscripten's malloc refuses 2 GiB and more at once
+    bridge = open_page(tmp_path / "store")
+    name, _ = bridge.send_file(path, 16 << 20)
+    facts, _ = bridge.call("load", file=name, **SIZES)
+    assert facts["heap_bytes"] > path.stat().st_size
+    assert (decode(bridge, PROMPT) == 0).all()  # its weights are zeros
 
 
 def test_logits_equal_native_ones(empty: PageBridge, model_path: Path) -> None:

@@ -74,7 +74,7 @@ def build_variant(source: Path, build: Path, variant: str, environment: dict[str
     ))  # fmt: skip
     _run(environment, "cmake", "--build", build, "--target", "llama", "--parallel", jobs)
     libraries = [build / "src/libllama.a", *(build / f"ggml/src/libggml{part}.a" for part in ("", "-cpu", "-base"))]
-    includes = [f"-I{llama / folder}" for folder in ("include", "ggml/include")]
+    includes = [f"-I{llama / folder}" for folder in ("include", "ggml/include", "ggml/src")]
     name = f"llama-{variant}.js"
     out = build / "out"
     out.mkdir(exist_ok=True)

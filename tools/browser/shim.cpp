@@ -11,6 +11,7 @@
 
 #include <emscripten.h>
 
+#include "ggml-backend-impl.h"
 #include "ggml-backend.h"
 #include "ggml-cpu.h"
 #include "llama.h"
@@ -23,6 +24,8 @@ namespace {
 
 constexpr int FAILED = -1000;  // other negative codes are llama.cpp's
 constexpr int STOPPED = 2;     // llama_decode's code after the abort callback stopped it
+// Bytes of a buffer of llama.cpp. emscripten's malloc refuses 2 GiB and more at once.
+constexpr size_t MOST_BUFFER = size_t(2000) << 20;
 
 struct Hook {  // nodes of the graph to write and to read, during one decode
     const char * write = "";
@@ -138,6 +141,8 @@ EMSCRIPTEN_KEEPALIVE int shim_start(int threads) {
         llama_log_set(on_log, nullptr);
         ggml_set_abort_callback(on_assert);
         llama_backend_init();
+        // llama.cpp divides weights into buffers of this size.
+        ggml_backend_cpu_buffer_type()->iface.get_max_size = [](ggml_backend_buffer_type_t) { return MOST_BUFFER; };
         most_threads = threads;
         if (threads > 1) {
             auto params = ggml_threadpool_params_default(threads);

@@ -5949,6 +5949,17 @@ function invoke_v(index) {
  }
 }
 
+function invoke_i(index) {
+ var sp = stackSave();
+ try {
+  return getWasmTableEntry(index)();
+ } catch (e) {
+  stackRestore(sp);
+  if (e !== e + 0) throw e;
+  _setThrew(1, 0);
+ }
+}
+
 function invoke_iiii(index, a1, a2, a3) {
  var sp = stackSave();
  try {
@@ -5964,17 +5975,6 @@ function invoke_vi(index, a1) {
  var sp = stackSave();
  try {
   getWasmTableEntry(index)(a1);
- } catch (e) {
-  stackRestore(sp);
-  if (e !== e + 0) throw e;
-  _setThrew(1, 0);
- }
-}
-
-function invoke_i(index) {
- var sp = stackSave();
- try {
-  return getWasmTableEntry(index)();
  } catch (e) {
   stackRestore(sp);
   if (e !== e + 0) throw e;
