@@ -1,11 +1,14 @@
-"""A browser's page as a device: Chromium compared with node, the gain of a second thread, and predictions of its speed.
+"""A browser's page as a device: its speed, predictions of it, its results beside other devices, and tabs that close.
 
-    python benchmarks/bench_browser.py [--only speed|predicted] [--model FILE] [--rounds 5] [--json [FILE]] [--tiny]
+    python benchmarks/bench_browser.py [--only speed|predicted|same|closed] [--model FILE] [--rounds 5]
+        [--closings 50] [--json [FILE]] [--tiny]
 
 | section   | question                                                                                               |
 | speed     | how fast is Chromium compared with node, and how much does a second thread gain compared with          |
 |           | llama.cpp as a native program? All compute the same file with the same options                         |
 | predicted | how far are the planner's decode time, prefill time and memory of the page from the measured ones?     |
+| same      | how far are the logits of stages on this device, Chromium and a native worker from one device's?       |
+| closed    | what happens when the tab is closed, or its process ends, in the middle of an answer, and comes back?  |
 
 The pages join a bridge on loopback as those of users do, and compute the whole file. The default model has the shape of
 SmolLM2-360M in Q4_0, with random weights. Greedy tokens follow a prompt of 128 tokens. Chromium and node run the same
@@ -17,20 +20,19 @@ from __future__ import annotations
 
 import argparse
 import re
-import shutil
 import statistics
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
+from benchmarks.browser_stages import THREADS, closed, closed_text, joined, same, same_text
 from benchmarks.harness import (
     MIB,
     Figures,
-    LeftOut,
     Rounds,
     Section,
     alternate,
@@ -58,14 +60,9 @@ from partition.predict.predict import predict
 from partition.predict.speeds import DeviceSpeed
 from partition.slices.gguf_slice import limits
 from tests.support.bridge_process import Bridge, running_bridge
-from tests.support.browser import NAMES, Page, browser
-from tests.support.helpers import until
-from tests.support.page_bridge import node_page
 
 SHAPE = "smollm2-360m"
 PROMPT, TOKENS = 128, 24
-THREADS = 2
-JOIN_S = 180.0  # only against a hang
 OPTIONS = EngineOptions(context=512, threads=THREADS, flash_attention="on")
 ASKED_SPEED, ASKED_GAIN, ASKED_ERROR = 0.9, 0.9, 0.15
 FIGURES = {"token_s": "a greedy token", "prefill_tokens_per_s": f"prompt of {PROMPT} tokens"}
@@ -73,7 +70,7 @@ FIGURES = {"token_s": "a greedy token", "prefill_tokens_per_s": f"prompt of {PRO
 
 def prepare(folder: Path, args: argparse.Namespace) -> Figures:
     """Write the model."""
-    args.rounds = 1 if args.tiny else args.rounds
+    args.rounds, args.closings = (1, 2) if args.tiny else (args.rounds, args.closings)
     if args.model is None:
         args.model = MODEL_PATH if args.tiny else folder / f"{SHAPE}.gguf"
     if not args.model.exists():
@@ -82,26 +79,6 @@ def prepare(folder: Path, args: argparse.Namespace) -> Figures:
 
 
 # --- pages ---
-
-
-@contextmanager
-def joined(bridge: Bridge, folder: Path, kind: str, threads: int) -> Iterator[Page | None]:
-    """Yield Chromium's page, or None for node, once the page has joined and its worker answers."""
-    url, token = bridge.url, bridge.browsers.invite(kind, 600)
-    program = next(filter(None, map(shutil.which, NAMES if kind == "chromium" else ("node",))), None)
-    if program is None:
-        raise LeftOut(f"it needs {kind}, which is not installed")
-    with ExitStack() as closing:
-        page = None
-        if kind == "node":
-            closing.enter_context(node_page(program, url, folder / "store", threads=threads, token=token))
-        else:
-            page = closing.enter_context(browser(folder / "chromium"))
-            page.call("Network.disable")  # reporting each request takes time
-            page.call("Emulation.setHardwareConcurrencyOverride", hardwareConcurrency=threads)
-            page.call("Page.navigate", url=f"{url}/#{token}")
-        until(lambda: bridge.is_ready(kind) and bridge.answers(kind), f"{kind} has joined", JOIN_S)
-        yield page
 
 
 def at_page(bridge: Bridge, kind: str, file: ModelFile) -> PageEngine:
@@ -239,9 +216,16 @@ def predicted_text(figures: Figures) -> str:
     return f"{table(['', 'measured', *names], lines)}\n\nAsked: an error of {ASKED_ERROR:.0%} at most."
 
 
-SECTIONS = {"speed": Section(speed, speed_text), "predicted": Section(predicted, predicted_text)}
+SECTIONS = {
+    "speed": Section(speed, speed_text),
+    "predicted": Section(predicted, predicted_text),
+    "same": Section(same, same_text),
+    "closed": Section(closed, closed_text),
+}
 
 if __name__ == "__main__":
     parser = parser_of(__doc__, SECTIONS, rounds=5)
     parser.add_argument("--model", type=Path, help="a GGUF file")
+    parser.add_argument("--closings", type=int, default=50, help="times that the tab is closed")
+    parser.add_argument("--seed", type=int, default=1, help="of the moments at which it is closed")
     bench(parser, SECTIONS, prepare)

@@ -84,6 +84,8 @@ class Page:
         elif kind in ("paused", "leave"):
             self._is_away = True
             self._lose("its user paused it" if kind == "paused" else "its user left")
+        elif kind == "closed":
+            self._lose("its page was closed")
         elif kind == "resumed":
             self._is_away = False
             self._begin()

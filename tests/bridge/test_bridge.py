@@ -121,6 +121,18 @@ def test_a_silent_page_is_lost_and_comes_back(tmp_path: Path, connect: Connect) 
         until(lambda: ready(folder), "the page is back")
 
 
+@pytest.mark.parametrize("back", ["hello", "alive"])
+def test_a_page_that_says_that_it_is_closed_is_lost_at_once_and_comes_back(tmp_path: Path, back: str) -> None:
+    """Also if its connection stays, as in a browser that has the page in memory."""
+    with running_bridge(tmp_path, lost_s=86_400.0) as bridge:
+        page = ScriptedPage(bridge.url, joined(bridge))
+        folder = page.begin(bridge)
+        page.say({"event": "closed"})
+        until(lambda: not ready(folder), "the page is lost")
+        page.say({**HELLO, "event": back})
+        until(lambda: ready(folder) and bridge._pages["phone"]._worker.runs, "the page is back")
+
+
 def test_a_page_that_is_suspended_while_it_joins_comes_back(tmp_path: Path) -> None:
     with running_bridge(tmp_path, lost_s=1.0) as bridge:
         page = ScriptedPage(bridge.url, joined(bridge))

@@ -69,6 +69,7 @@ def test_page_joins_computes_and_leaves(chromium: Page, bridge: PageBridge) -> N
 
     # The page is closed and opened again, without a token: its key and its slices are kept.
     visit(chromium, bridge.url + "/")
+    bridge.event("closed")
     assert bridge.event("hello")["loaded"] == ""
     assert bridge.send_file(MODEL_PATH)[1] == []
     bridge.call("load", file=name, **SIZES)
@@ -130,6 +131,19 @@ def test_second_tab_takes_over_until_the_first_takes_it_back(chromium: Page) -> 
         assert len(bridge.keys) == 1
     finally:
         bridge.close()
+
+
+def test_page_that_is_left_says_so_and_connects_again_when_it_comes_back(chromium: Page, bridge: PageBridge) -> None:
+    visit(chromium, f"{bridge.url}/#token")
+    bridge.event("hello")
+    state(chromium, "Ready")
+    for _ in range(2):
+        chromium.call("Page.navigate", url="about:blank")
+        bridge.event("closed")
+        chromium.value("setTimeout(() => history.back())")
+        bridge.event("hello")
+        chromium.wait_for("location.href !== 'about:blank' && document.readyState === 'complete'")
+        state(chromium, "Ready")
 
 
 def test_page_without_a_link_or_with_a_used_one_says_so(chromium: Page) -> None:

@@ -24,7 +24,7 @@ HAS_PAGES = shutil.which("node") is not None and any(map(shutil.which, NAMES))
 # The sections of each. Where they take long together, the first runs alone: it uses most of what the others do.
 SECTIONS = {
     "bench_advise": ("here", "lab"),
-    "bench_browser": ("speed", "predicted") if HAS_PAGES else (),
+    "bench_browser": ("speed", "predicted", "same", "closed") if HAS_PAGES else (),
     "bench_busy_plans": ("made-up", "load"),
     "bench_distributed": ("speed", "pipeline", "load"),
     "bench_drafts": ("resident", "far", "paged"),
@@ -107,6 +107,9 @@ def test_browser() -> None:
         figures = result["predicted"][name]
         assert set(figures) == keys | {"memory_bytes"}
         assert min(figures.values()) > 0
+    assert 0 <= result["same"]["deviation"] < 0.2
+    for row in result["closed"]["by_way"].values():
+        assert row["closings"] == row["same_answers"] == row["with_a_line"] == row["nothing_sent"] == 1
 
 
 def test_busy_plans() -> None:

@@ -40,13 +40,18 @@ class Page:
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
 
-    def call(self, method: str, **params: Any) -> Any:
-        """Return the browser's answer to a command. AssertionError where it refuses or takes longer than PATIENCE_S."""
+    def send(self, method: str, **params: Any) -> int:
+        """Send a command without waiting for its answer. Return its number."""
         number = next(self._ids)
         message = {"id": number, "method": method, "params": params}
         if self._session:
             message["sessionId"] = self._session
         os.write(self._to, json.dumps(message).encode() + b"\0")
+        return number
+
+    def call(self, method: str, **params: Any) -> Any:
+        """Return the browser's answer to a command. AssertionError where it refuses or takes longer than PATIENCE_S."""
+        number = self.send(method, **params)
         deadline = time.monotonic() + PATIENCE_S
         while True:
             reported = self._read(deadline, method)

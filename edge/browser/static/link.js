@@ -128,6 +128,13 @@ export class Link {
     this.wake?.();
   }
 
+  // Says that the page is closed, so that the bridge need not wait for signs of life, and ends the connection. `run`
+  // connects again if the page comes back.
+  close() {
+    if (this.connected) this.post(encodeFrame({ event: "closed" }), { keepalive: true }).catch(() => {});
+    this.cut?.abort(new Error("the page is closed"));
+  }
+
   // Ends the link with a state that the person sees.
   end(state, text) {
     if (this.ended) return;
@@ -200,17 +207,18 @@ export class Link {
         size += this.out[count++].frame.length;
       }
       this.upDeadline = Date.now() + UP_TIMEOUT_MS + size / SLOWEST_UP;
-      const response = await fetch(new URL("/api/up", this.base), {
-        method: "POST",
-        headers: { Authorization: `Bearer ${this.key}`, "Content-Type": "application/octet-stream" },
-        body: count === 1 ? this.out[0].frame : joined(this.out.slice(0, count).map(({ frame }) => frame)),
-        signal,
-      });
+      const body = count === 1 ? this.out[0].frame : joined(this.out.slice(0, count).map(({ frame }) => frame));
+      const response = await this.post(body, { signal });
       this.upDeadline = Infinity;
       if (!response.ok) throw new Error(`the owner's machine answered ${response.status} to a reply`);
       this.out.splice(0, count);
       if (!this.out.length) this.whenEmpty?.();
     }
+  }
+
+  post(body, options) {
+    const headers = { Authorization: `Bearer ${this.key}`, "Content-Type": "application/octet-stream" };
+    return fetch(new URL("/api/up", this.base), { method: "POST", headers, body, ...options });
   }
 
   send(header, payload) {

@@ -228,5 +228,8 @@ document.addEventListener("visibilitychange", () => {
   keepAwake();
 });
 addEventListener("online", () => link?.retry());
+// A page that its user has left may stay in memory with its connection, and come back.
+addEventListener("pagehide", () => link?.close());
+addEventListener("pageshow", () => link?.retry());
 setInterval(() => (update(), keepAwake()), 1000);
 start();
