@@ -21,9 +21,11 @@ from edge.llama.batch import Batch
 from edge.llama.ggml import Node
 from edge.llama.hooks import Hook, NodeValue
 from edge.llama.llama import FLASH_ATTENTION, Context, Model, SequenceLayout
-from edge.llm.engine import Accounted, ModelRunner
+from edge.llm.engine import Accounted, Engine, ModelRunner
 from edge.llm.options import EngineOptions
+from edge.text.constraints.constraint import Mask
 from edge.weights import memory
+from edge.weights.adapter import Scales
 from edge.weights.mapped import ModelInMemory, check_generates_text
 from edge.weights.memory import MIB, LoadRequest, MemoryNeed
 from partition.architectures.description import SCALED_INPUT
@@ -86,6 +88,25 @@ class PageEngine(ModelRunner):
             closing.callback(context.close)
             page.show(self.shape.name, str(self.shape.n_layers))
             return ModelInMemory(model, context, sizes, None, need, closing.pop_all(), None)
+
+
+class WholePageEngine(PageEngine, Engine):
+    """An engine on a whole model at the page, which drafts."""
+
+    def submit(
+        self,
+        tokens: Sequence[int] | NDArray[np.int32],
+        positions: NDArray[np.int_],
+        sequences: NDArray[np.int_],
+        outputs: NDArray[np.int8],
+        *,
+        top: int = 0,
+        masks: Sequence[Mask | None] = (),
+        adapters: Scales | None = None,
+    ) -> None:
+        """Same as in `Engine`. The page returns only the `top` largest logits of each row."""
+        self.use_top(top)
+        super().submit(tokens, positions, sequences, outputs, top=top, masks=masks, adapters=adapters)
 
 
 def load_at_page(page: PageConnection, model: Model, request: LoadRequest) -> PageContext:

@@ -35,7 +35,7 @@ from transport.errors import Refused
 if TYPE_CHECKING:  # an engine loads llama.cpp, which a worker's daemon does not need
     from edge.llama.hooks import Hook
     from edge.llama.llama import ContextSizes
-    from edge.llm.engine import ModelRunner
+    from edge.llm.engine import Engine, ModelRunner
     from edge.llm.options import EngineOptions
     from edge.onnx.stage import StageEngine
 
@@ -82,8 +82,14 @@ class EngineKind:
         """Return a context manager that yields the clock for timing steps, or None for the usual clock."""
         return nullcontext()
 
-    def check_whole(self, purpose: str) -> None:
-        """Raise EdgeError if this device cannot hold a whole model. purpose: verb for the message."""
+    def open_whole(self, file: ModelFile, options: EngineOptions, progress: Callable[[float], None] | None) -> Engine:
+        """Open a whole model, which drafts. Raises the errors of ModelRunner."""
+        from edge.llm.engine import Engine
+
+        return Engine(file, options, progress=progress)
+
+    def check_encodes(self) -> None:
+        """Raise EdgeError if this device cannot have an encoder of pictures or sound."""
 
     def prepare_process(self) -> None:
         """Prepare an engine process, before it starts threads."""
@@ -193,10 +199,11 @@ class SleepingKind(EngineKind):
         assert isinstance(engine, SleepingEngine)
         return engine.timing_clock()
 
-    def check_whole(self, purpose: str) -> None:
-        raise EdgeError(
-            f"this lab device only sleeps and has no weights to {purpose} with; let another device {purpose}"
-        )
+    def open_whole(self, file: ModelFile, options: EngineOptions, progress: Callable[[float], None] | None) -> Engine:
+        raise EdgeError("this lab device only sleeps and has no weights to draft with; let another device draft")
+
+    def check_encodes(self) -> None:
+        raise EdgeError("this lab device only sleeps and has no weights to encode with; let another device encode")
 
     def prepare_process(self) -> None:
         run_first(children=True)
@@ -290,10 +297,14 @@ class PageKind(EngineKind):
 
         return PageOnnxEngine(path, threads, provider, self._folder, self._page().memory_bytes, progress)
 
-    def check_whole(self, purpose: str) -> None:
-        raise EdgeError(
-            f"a browser computes stages, and cannot {purpose} with a whole model; let another device {purpose}"
-        )
+    def open_whole(self, file: ModelFile, options: EngineOptions, progress: Callable[[float], None] | None) -> Engine:
+        """Same as in `EngineKind`. Raises EngineError if the page was closed."""
+        from edge.browser.engine import WholePageEngine
+
+        return WholePageEngine(file, options, self._folder, self._page().memory_bytes, (), progress, embeddings=False)
+
+    def check_encodes(self) -> None:
+        raise EdgeError("a browser computes stages and drafts, and cannot encode; let another device encode")
 
     def timing_clock(self, engine: ModelRunner) -> AbstractContextManager[Callable[[], float] | None]:
         """Return a clock of its own, because this machine's caches and other load are not the page's."""

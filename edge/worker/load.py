@@ -153,8 +153,7 @@ def load(request: pb.Load, rank: int, limits: ResourceLimits, progress: Callable
             least = whole * 15 // 16 if kind.sleeps else whole  # a sleeping engine pages the rest
             options = replace(options, memory=SHARE.request(least, whole))
     if here is None:
-        kind.check_whole("draft")
-        engine = _with_least(lambda own: Engine(file, own, progress=progress), options)
+        engine = _with_least(lambda own: kind.open_whole(file, own, progress), options)
         return WholeModel(engine, need or engine.memory)
     shard = _with_least(lambda own: Shard(file, own, here, progress), options)
     if request.prefix_key and request.prefix_bytes:

@@ -52,7 +52,7 @@ def load(request: pb.Load, limits: ResourceLimits, folder: Path, progress: Calla
     folder: folder of this engine process, for the text model's file with a hole instead of weights.
     Raises NotEnoughMemory, MediaError or ModelFileError.
     """
-    own_kind().check_whole("encode")
+    own_kind().check_encodes()
     projector = open_projector(Path(request.path))
     need = projector.size_bytes + WORK_BYTES
     if request.memory_limit_bytes and need > request.memory_limit_bytes:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from edge.browser.page import CHUNK_BYTES, PageConnection
+from edge.cluster.draft_worker import DraftDevice
 from edge.cluster.fleet import Fleet
 from edge.cluster.llm_ranks import LlmRanks
 from edge.llm.engine import Engine
@@ -18,6 +19,7 @@ from edge.llm.interface import TextEngine
 from edge.llm.options import EngineOptions
 from edge.models.demo import MODEL_PATH
 from edge.profiling.llm_survey import Estimator
+from edge.speculate.small_model import ModelDrafts
 from partition.model.file import ModelFile
 from partition.plan.arrange import make_plan
 from partition.plan.plan import LOCAL, Plan
@@ -26,7 +28,18 @@ from tests.browser.test_page import SIZES
 from tests.support import ROOT
 from tests.support.bridge_process import Bridge, running_bridge
 from tests.support.bridged_page import bridged_page
-from tests.support.deployments import EXACT, OPTIONS, Floats, Heard, deviations, greedy_answers, own_folders, supervised
+from tests.support.deployments import (
+    EXACT,
+    OPTIONS,
+    Floats,
+    Heard,
+    deviations,
+    greedy_answers,
+    own_folders,
+    questions,
+    supervised,
+)
+from tests.support.drafting import ROOM, always, ids, plain_answers, run, speculate
 from tests.support.helpers import until
 from tests.support.slices import synthetic
 from tests.support.thorough import some
@@ -125,6 +138,24 @@ def test_a_page_that_vanishes_in_the_middle_is_a_pause(page: NodePage) -> None:
     with deployed(MODEL_PATH, page, OPTIONS) as ranks:
         assert greedy_answers(ranks, QUESTIONS, 12, {}) == expected
     assert {path: path.stat().st_mtime_ns for path in page.store.rglob("*") if len(path.name) == 64} == stored
+
+
+def test_a_page_drafts_with_a_whole_model_until_it_vanishes(page: NodePage) -> None:
+    """The answers are those without drafts."""
+    plain, steps = plain_answers([list(request.prompt) for request in questions(2)]), Heard()
+    (first, expected), (second, expected_later) = plain.items()
+    with Engine(MODEL_PATH, ROOM) as engine, ExitStack() as closing:
+        device = closing.enter_context(
+            DraftDevice(page.address, MODEL_PATH, engine.context, engine.model.n_vocab, steps=steps)
+        )
+        drafter = speculate(ModelDrafts(device), "small", device=device, choice=always(4))
+        assert ids(run(engine, first, drafter)) == expected
+        assert drafter.stats.accepted > 0.6 * drafter.stats.drafted > 0  # it is the same model
+        page.vanish()
+        assert ids(run(engine, second, drafter)) == expected_later
+        assert device.is_lost
+    [line] = steps.lines
+    assert line.startswith("phone drafts no more, and the answer goes on without: ")
 
 
 @pytest.mark.parametrize(("last", "options"), [(False, ()), (True, ("--quota", str(3 << 20)))])
