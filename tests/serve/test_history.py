@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import product
 from typing import Any
 
 import httpx
 import pytest
 
 from edge.serve.apis import history
+from edge.serve.apis.responses import RESPONSES
 from edge.serve.app import create_app
 from edge.serve.options import ServeOptions
 from tests.serve.scripted import ScriptedModels
@@ -160,6 +162,39 @@ def test_an_id_that_comes_again_is_that_of_the_latest_call() -> None:
         "1",
         "1",
     ]
+
+
+ITEMS: dict[str, Callable[[str], Turn]] = {
+    "thought": lambda text: {"type": "reasoning", "summary": [{"type": "summary_text", "text": text}]},
+    "text": lambda text: {"role": "assistant", "content": text},
+    "call": lambda text: {"type": "function_call", "call_id": text, "name": text, "arguments": "{}"},
+    "user": lambda text: {"role": "user", "content": text},
+}
+
+
+@pytest.mark.parametrize("n_items", range(1, 6))
+def test_thoughts_of_a_response_come_once_before_the_text_or_call_that_follows_them(n_items: int) -> None:
+    for kinds in product(ITEMS, repeat=n_items):
+        items = [ITEMS[kind](f"{kind}{place}") for place, kind in enumerate(kinds)]
+        expected: list[str] = []
+        thoughts: list[str] = []
+        for place, kind in enumerate(kinds):
+            if kind == "thought":
+                thoughts.append(f"{kind}{place}")
+                continue
+            if kind != "user":
+                expected += thoughts
+                thoughts = []
+            expected.append(f"{kind}{place}")
+        if all(kind == "thought" for kind in kinds):
+            continue  # such an input has no message
+        generation = RESPONSES.parse(RESPONSES.request.model_validate({"input": items}), HERMES).generations[0]
+        order: list[str] = []
+        for message in generation.messages or ():
+            order += filter(None, message.get("reasoning_content", "").split("\n\n"))
+            order += filter(None, [message["content"]])
+            order += [call["function"]["name"] for call in message.get("tool_calls", ())]
+        assert order == expected, kinds
 
 
 @pytest.mark.parametrize("client_id", ["one", None])

@@ -222,14 +222,15 @@ def conversation_of(request: ResponsesRequest, template: str) -> Conversation:
 def _messages(items: list[Item]) -> list[Message]:
     """Return items in the form that templates use.
 
-    Consecutive calls, or a text of the model and its calls, are joined to one message. A thought becomes part of the
-    message after it.
+    Consecutive calls, or a text of the model and its calls, are joined to one message. Thoughts become part of the
+    message after them.
     """
     messages: list[dict[str, Any]] = []
     thought = ""
     for item in items:
         if isinstance(item, ReasoningItem):
-            thought = "".join(part.text for part in item.content or item.summary or ())
+            own = "".join(part.text for part in item.content or item.summary or ())
+            thought = "\n\n".join(filter(None, (thought, own)))
             continue
         if isinstance(item, MessageItem):
             content = system_text(item.content) if item.role == "system" else joined(item.content)
