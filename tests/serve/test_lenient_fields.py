@@ -10,19 +10,21 @@ from typing import Any
 
 import httpx
 import pytest
+from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
 from edge.serve.apis.api import Api
 from edge.serve.apis.chat import CHAT
 from edge.serve.apis.completions import COMPLETIONS
-from edge.serve.apis.fields import Fields, _required_and_boolean
+from edge.serve.apis.fields import MAX_STOPS, Fields, _required_and_boolean
 from edge.serve.apis.infill import INFILL
 from edge.serve.apis.messages import MESSAGES
 from edge.serve.apis.native import NATIVE
 from edge.serve.apis.other_fields import is_empty
 from edge.serve.apis.responses import RESPONSES
 from edge.serve.app import create_app
+from edge.serve.http.errors import BadRequest
 from edge.serve.ollama.answers import CHAT as OLLAMA_CHAT
 from edge.serve.ollama.answers import TEXT as OLLAMA_TEXT
 from edge.serve.options import ServeOptions
@@ -103,6 +105,17 @@ RICH: tuple[tuple[Api[Any], dict[str, Any]], ...] = (
     (OLLAMA_TEXT, {"prompt": "Hi", "options": {"top_k": 3}}),
 )
 IDS = [api.path for api, _ in RICH]
+# A request of each API without any optional field.
+PLAIN: dict[Api[Any], dict[str, Any]] = {
+    CHAT: {"messages": HI},
+    COMPLETIONS: {"prompt": "Hi"},
+    RESPONSES: {"input": "Hi"},
+    MESSAGES: {"messages": HI, "max_tokens": 5},
+    NATIVE: {"prompt": "Hi"},
+    INFILL: {"input_prefix": "a", "input_suffix": "b"},
+    OLLAMA_CHAT: {"messages": HI, "stream": False},
+    OLLAMA_TEXT: {"prompt": "Hi", "stream": False},
+}
 REQUESTS = ROOT / "tests" / "data" / "requests"
 
 
@@ -223,6 +236,38 @@ def test_sampling_in_other_forms(more: dict[str, Any], sampling: dict[str, Any])
     for api, base in ((CHAT, {"messages": HI}), (COMPLETIONS, {"prompt": "Hi"})):
         plain = generations(api, base)[0].sampling
         assert generations(api, {**base, **more})[0].sampling == {**plain, **sampling}, api.path
+
+
+def with_sampling(api: Api[Any], body: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+    """A request with more sampling fields, in the place that the API has for them."""
+    if api in (OLLAMA_CHAT, OLLAMA_TEXT):
+        return {**body, "options": {**body.get("options", {}), **more}}
+    return {**body, **more}
+
+
+@pytest.mark.parametrize(("api", "body"), RICH, ids=IDS)
+def test_values_beyond_off_are_off_in_every_api(api: Api[Any], body: dict[str, Any]) -> None:
+    off = {"temperature": 0.0, "top_k": 0, "min_p": 0.0, "top_p": 1.0, "typical_p": 1.0}
+    beyond = {"temperature": -0.5, "top_k": -2, "min_p": -0.1, "top_p": 1.5, "typical_p": 2.0}
+    for name, value in beyond.items():
+        sampling = generations(api, with_sampling(api, body, {name: value}), "{{ tools }}")[0].sampling
+        assert sampling[name] == off[name], name
+
+
+@pytest.mark.parametrize(("api", "body"), RICH, ids=IDS)
+def test_as_many_stop_strings_as_are_allowed_are_taken_and_no_more(api: Api[Any], body: dict[str, Any]) -> None:
+    stops = [f"stop {number}" for number in range(MAX_STOPS)]
+    sampling = generations(api, with_sampling(api, body, {"stop": stops}), "{{ tools }}")[0].sampling
+    assert sampling["stop"] == stops
+    with pytest.raises((BadRequest, ValidationError), match=str(MAX_STOPS)):
+        generations(api, with_sampling(api, body, {"stop": [*stops, "one more"]}), "{{ tools }}")
+
+
+@pytest.mark.parametrize(("api", "body"), RICH, ids=IDS)
+def test_seed_of_zero_is_a_seed_and_one_below_is_not(api: Api[Any], body: dict[str, Any]) -> None:
+    for seed, own in ((0, {"seed": 0}), (7, {"seed": 7}), (-1, {})):
+        sampling = generations(api, with_sampling(api, body, {"seed": seed}), "{{ tools }}")[0].sampling
+        assert {name: value for name, value in sampling.items() if name == "seed"} == own, seed
 
 
 @pytest.mark.parametrize(
@@ -568,3 +613,73 @@ def test_forms_of_thinking_of_other_servers() -> None:
         ({"thinking": True, "reasoning": "a lot"}, None),
     ):
         assert generations(CHAT, {"messages": HI, **more}, template)[0].think == think, more
+
+
+SPECS = [{"type": "function", "function": FUNCTION}, {"type": "web_search"}]
+# Fields that depend on others or on the model, which has no thoughts. The header names each of them.
+WITHOUT_EFFECT: list[tuple[Api[Any], dict[str, Any], str]] = [
+    (CHAT, {"top_logprobs": 3}, "top_logprobs"),
+    (CHAT, {"reasoning_budget": 9}, "reasoning_budget"),
+    (CHAT, {"thinking_budget_tokens": 9}, "reasoning_budget"),
+    (CHAT, {"reasoning_effort": "low"}, "reasoning_effort"),
+    (CHAT, {"reasoning_effort": "unheard-of"}, "reasoning_effort"),
+    (CHAT, {"tools": SPECS, "tool_choice": {"type": "web_search"}}, "tool_choice"),
+    (CHAT, {"tools": SPECS, "tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
+    (CHAT, {"tools": SPECS[1:], "tool_choice": "required"}, "tool_choice"),
+    (RESPONSES, {"top_logprobs": 3}, "top_logprobs"),
+    (RESPONSES, {"reasoning": {"effort": "low"}}, "reasoning.effort"),
+    (RESPONSES, {"tools": SPECS[1:], "tool_choice": "required"}, "tool_choice"),
+    (MESSAGES, {"thinking": {"type": "enabled", "budget_tokens": 9}}, "thinking"),
+    (MESSAGES, {"output_config": {"effort": "low"}}, "output_config.effort"),
+    (OLLAMA_CHAT, {"top_logprobs": 3}, "top_logprobs"),
+    (OLLAMA_CHAT, {"think": "low"}, "think"),
+    (OLLAMA_TEXT, {"top_logprobs": 3}, "top_logprobs"),
+    (OLLAMA_TEXT, {"think": True}, "think"),
+]
+
+
+@pytest.mark.parametrize(
+    ("api", "more", "name"), WITHOUT_EFFECT, ids=lambda value: value.path if isinstance(value, Api) else str(value)
+)
+def test_field_that_has_no_effect_beside_others_is_named_once(
+    url: str, api: Api[Any], more: dict[str, Any], name: str
+) -> None:
+    base = PLAIN[api]
+    plain = httpx.post(url + api.path, json=base, timeout=60)
+    assert "X-Edge-Ignored" not in plain.headers, plain.headers["X-Edge-Ignored"]
+    response = httpx.post(url + api.path, json={**base, **more}, timeout=60)
+    assert response.status_code == 200, response.text
+    assert response.headers["X-Edge-Ignored"].split(", ").count(name) == 1
+
+
+@pytest.mark.parametrize("api", [api for api, _ in RICH], ids=lambda api: api.path)
+def test_priority_of_a_key_that_may_not_push_ahead_is_named(api: Api[Any]) -> None:
+    models = ScriptedModels()
+    options = ServeOptions(api_keys=("sk-a",), admin_keys=("sk-admin",))
+    with serving(create_app(models, options)) as url:
+        for key, priority, own, is_named in (
+            ("sk-a", -1, 0, True),
+            ("sk-a", 0, 0, False),
+            ("sk-a", 3, 3, False),
+            ("sk-admin", -1, -1, False),
+        ):
+            body = {**PLAIN[api], "priority": priority}
+            response = httpx.post(url + api.path, json=body, headers={"x-api-key": key}, timeout=60)
+            assert response.status_code == 200, response.text
+            assert models.scripted.requests[-1].priority == own
+            names = response.headers.get("X-Edge-Ignored", "").split(", ")
+            assert ("priority" in names) is is_named, (key, priority)
+
+
+@pytest.mark.parametrize("is_nested", [True, False])
+@pytest.mark.parametrize("api", [CHAT, RESPONSES], ids=lambda api: api.path)
+def test_mode_of_allowed_tools_holds(api: Api[Any], is_nested: bool) -> None:
+    f, g = ({"name": name} for name in ("f", "g"))
+    tools = [{"type": "function", **({"function": own} if api is CHAT else own)} for own in (f, g)]
+    for mode, must_call in (("required", True), ("auto", False), (None, False)):
+        inner = {"mode": mode, "tools": tools[1:]}
+        choice = {"type": "allowed_tools", **({"allowed_tools": inner} if is_nested else inner)}
+        body = {**PLAIN[api], "tools": tools, "tool_choice": choice}
+        generation = generations(api, body, "{{ tools }}")[0]
+        assert [tool["function"]["name"] for tool in generation.tools] == ["g"]
+        assert ("lark" in generation.sampling) is must_call, mode

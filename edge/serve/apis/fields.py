@@ -56,8 +56,10 @@ Items = Annotated[list[T], Field(fail_fast=True)]
 
 def _bias_pairs(value: Any) -> Any:
     """Return biases in llama.cpp's form [[ID, bias or false], ...] as an object."""
-    if not isinstance(value, list) or len(value) > MAX_BIASES:
+    if not isinstance(value, list):
         return value
+    if len(value) > MAX_BIASES:
+        raise PydanticCustomError("too_long", "at most {n} entries are allowed", {"n": MAX_BIASES})
     biases: dict[Any, Any] = {}
     for pair in value:
         token, bias = pair if isinstance(pair, list) and len(pair) == 2 else (None, None)
@@ -276,10 +278,15 @@ class SamplingFields(GeneratingRequest):
 
     def stops(self) -> list[str]:
         """Return the stop strings. Raises BadRequest if there are too many."""
-        stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
-        if len(stops) > MAX_STOPS:
-            raise BadRequest(f"{len(stops)} stop strings, at most {MAX_STOPS} are allowed", "stop")
-        return stops
+        return stop_strings(self.stop)
+
+
+def stop_strings(stop: str | list[str] | None, param: str = "stop") -> list[str]:
+    """Return the stop strings of a field. param: name of the field. Raises BadRequest if there are too many."""
+    stops = [stop] if isinstance(stop, str) else stop or []
+    if len(stops) > MAX_STOPS:
+        raise BadRequest(f"{len(stops)} stop strings, at most {MAX_STOPS} are allowed", param)
+    return stops
 
 
 class SamplingRequest(SamplingFields):

@@ -23,6 +23,7 @@ from edge.serve.apis.fields import (
     Stop,
     Stops,
     given_sampling,
+    stop_strings,
 )
 from edge.serve.apis.history import CallId, PastCall, Role
 from edge.serve.apis.other_fields import Refused
@@ -105,11 +106,11 @@ class Options(Fields):
     )
 
     def sampling(self) -> dict[str, Any]:
-        """Return the options in the form of `Generation.sampling`."""
-        names = (*DEFAULTS, "typical_p", "repeat_penalty", "presence_penalty", "frequency_penalty", "stop")
+        """Return the options in the form of `Generation.sampling`. Raises BadRequest for too many stop strings."""
+        names = (*DEFAULTS, "typical_p", "repeat_penalty", "presence_penalty", "frequency_penalty")
         sampling = given_sampling(self, names, DEFAULTS)
-        if isinstance(self.stop, str):
-            sampling["stop"] = [self.stop]
+        if stops := stop_strings(self.stop, "options.stop"):
+            sampling["stop"] = stops
         if self.seed is not None and self.seed >= 0:
             sampling["seed"] = self.seed % (MAX_SEED + 1)
         return sampling
