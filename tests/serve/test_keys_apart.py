@@ -32,6 +32,16 @@ A, B, ADMIN = "sk-a", "sk-b", "sk-admin"
 PLAN = {"plan": {}}
 WAIT_S = 60.0
 SETTINGS = {"/v1/memory": {"memory": 0}, "/v1/plan": PLAN}
+# Everything else that concerns every key: method, path and body.
+SHARED: list[tuple[str, str, dict[str, Any] | None]] = [
+    ("POST", "/v1/front", {"model": "none"}),
+    ("POST", "/v1/cluster/invitations", {"name": "phone"}),
+    ("POST", "/v1/cluster/devices/pi:1", {"paused": True}),
+    ("POST", "/v1/cluster/devices/pi:1", {"address": "10.0.0.1:1"}),
+    ("DELETE", "/v1/cluster/devices/pi:1", None),
+    ("DELETE", "/v1/cluster/devices/pi:1?revoke=true", None),
+    ("DELETE", "/v1/pulls/none", None),
+]
 
 
 def as_caller(work: Callable[[], Any], client: str, *, administrator: bool = False) -> Any:
@@ -59,6 +69,21 @@ def test_what_concerns_every_key_needs_an_administrators(url: str, path: str) ->
         assert httpx.post(url + path, json=SETTINGS[path], headers={"x-api-key": key}).status_code == 200
     assert httpx.get(url + "/v1/memory", headers={"x-api-key": A}).status_code == 200  # to look is free
     assert httpx.post(url + path, json=SETTINGS[path]).status_code == 401
+
+
+@pytest.mark.parametrize(("method", "path", "body"), SHARED)
+def test_devices_plans_and_downloads_are_an_administrators(
+    url: str, method: str, path: str, body: dict[str, Any] | None
+) -> None:
+    answers = {
+        key: httpx.request(method, url + path, json=body, headers={"x-api-key": key}, timeout=60)
+        for key in (A, B, ADMIN)
+    }
+    assert answers[A].status_code == 403, answers[A].text
+    assert "--admin-key" in answers[A].text
+    for key in (B, ADMIN):
+        assert "--admin-key" not in answers[key].text
+        assert answers[key].status_code != 401
 
 
 @pytest.mark.parametrize(

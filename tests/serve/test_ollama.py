@@ -14,6 +14,7 @@ from edge.models.demo import MODEL_PATH
 from edge.serve.apis.fields import Fields
 from edge.serve.apis.history import PastFunction
 from edge.serve.app import create_app
+from edge.serve.model_files import ModelFacts
 from edge.serve.ollama import fields
 from edge.serve.options import ServeOptions
 from tests.serve.scripted import ScriptedModels
@@ -255,6 +256,16 @@ def test_an_adapter_makes_no_embeddings(
         scripted.embed("ada", "one text")
     with pytest.raises(ResponseError, match="is an adapter"):
         scripted.embeddings("ada", "one text")
+
+
+def test_numbers_that_json_lacks_are_left_out_of_a_models_description(
+    models: ScriptedModels, scripted: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    odd = {"a": float("inf"), "b": float("-inf"), "c": float("nan"), "d": 1.5, "e": 2, "f": True, "g": "inf"}
+    monkeypatch.setattr(models, "file", lambda name: ModelFacts(1_700_000_000, 10, parameters=7, metadata=odd))
+    shown = scripted.show("scripted").modelinfo
+    assert shown == {"d": 1.5, "e": 2, "f": True, "g": "inf", "general.parameter_count": 7}
+    assert [model.model for model in scripted.list().models] == ["scripted:latest"]
 
 
 def test_only_model_is_shown_under_any_name(ollama: Client) -> None:
