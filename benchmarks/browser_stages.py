@@ -175,7 +175,10 @@ def closed(folder: Path, args: argparse.Namespace) -> Figures:
         expected, n_tokens, _ = answer(stages, -1, "")
         first = sum(stages.sent)
         for number in range(args.closings):
-            way, at = ("left", "crashed")[number % 2], moments.randrange(n_tokens - 1)
+            way, at = (
+                ("left", "crashed")[number % 2],
+                moments.randrange(n_tokens - 4),
+            )  # later, the answer may end without the tab
             stages.sent.clear()
             n_lines = len(stages.heard.lines)
             text, _, pause_s = answer(stages, at, way)

@@ -131,7 +131,8 @@ class Opening:
         outside = {"runtime": _runtime(budget, model.n_vocab * sizes.sequences), **options.uses.parts(model.n_vocab)}
         if sizes.adapter_bytes:  # adapters stay in memory
             outside["adapters"] = sum(sizes.adapter_bytes)
-        at_once = used * sizes.sequences  # maximum number of experts that one row of each sequence may choose
+        # Experts that a pass may choose, at least one row of each sequence: all of them have to fit.
+        at_once = used * (sizes.sequences if choose_batch else max(sizes.sequences, sizes.batch))
         read = ReadOptions(options.io_threads or DEFAULT_THREADS, options.io_chunk or DEFAULT_CHUNK, options.window)
         smallest = replace(sizes, batch=max(min(_BATCHES[0], sizes.batch), sizes.outputs)) if choose_batch else sizes
         cache = cache_bytes(shape, sizes.context, sizes.kv) - (self.gpu.cache_bytes if self.gpu else 0)
@@ -165,11 +166,6 @@ class Opening:
         except PlanError as error:
             raise NotEnoughMemory(str(error)) from None
         rows = rows_of_experts(roles, share, used)
-        if rows < sizes.batch and not choose_batch:
-            raise NotEnoughMemory(
-                f"{sizes.batch} rows of a batch may choose more experts than the {share.expert_room / MIB:,.0f} MiB for"
-                f" experts hold; use --batch {rows}, or a larger --memory"
-            )
         sizes = replace(sizes, batch=min(sizes.batch, rows))
         keeps_up = _disk_keeps_up(roles, share, speed)
         if keeps_up and options.io_threads is None:

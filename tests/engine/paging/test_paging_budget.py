@@ -158,6 +158,15 @@ def test_a_byte_less_than_the_least_by_a_mebibyte_is_refused(make_model: MakeMod
     assert paging.named_least(error) == least(path)
 
 
+@pytest.mark.parametrize("batch", [1, 3, 32])
+def test_the_least_has_room_for_the_experts_of_a_batch_that_is_an_option(make_model: MakeModel, batch: int) -> None:
+    path, options = make_model("qwen3moe"), replace(OPTIONS, batch=batch)
+    with paged(path, least(path, options), options) as engine:
+        assert engine.batch == batch
+        answer(engine)
+    paging.refusal(path, replace(options, memory=least(path, options) - MIB))
+
+
 def test_the_least_that_is_named_works_and_less_does_not(make_model: MakeModel) -> None:
     """Whatever the process holds already, to a part of a mebibyte."""
     path = make_model()
