@@ -21,6 +21,7 @@ _MOST_BYTES = 256 << 20  # largest file to read
 _LEAST_BYTES = 16 << 20  # a smaller file would measure the path to the disk more than the disk
 _ROOM_SHARE = 4  # the file takes at most one part in four of the free room
 _BLOCK = 4 << 20  # bytes of one read
+_BLOCKS = 8  # blocks of memory that each thread reads into in turn: more than caches hold, as paged weights have it
 _THREADS = 2  # concurrent reads, as when weights are paged
 _MOST_WRITE_S = 2.0  # longest time for writing; a slow card gets a smaller file
 _MOST_READ_S = 0.5  # longest time for reading
@@ -101,13 +102,14 @@ def _rate(fd: int, n_bytes: int, again: bool) -> float:
 
     def read(thread: int) -> int:
         done, i = 0, thread
-        block = _buffer()
         # At least one block: on a busy machine a thread may start after the time is over.
         while (not done or time.perf_counter() < until) and (again or i < blocks):
-            done += os.preadv(fd, [block], i % blocks * _BLOCK)
+            start = i // _THREADS % _BLOCKS * _BLOCK
+            done += os.preadv(fd, [buffers[thread][start : start + _BLOCK]], i % blocks * _BLOCK)
             i += _THREADS
         return done
 
+    buffers = [_buffer() for _ in range(_THREADS)]
     with ThreadPoolExecutor(_THREADS) as pool:
         began = time.perf_counter()
         until = began + _MOST_READ_S
@@ -116,16 +118,19 @@ def _rate(fd: int, n_bytes: int, again: bool) -> float:
 
 
 def _buffer() -> memoryview:
-    """Return memory for a block, in huge pages if possible, as paged weights have it.
+    """Return memory for _BLOCKS blocks, in huge pages if possible, as paged weights have it.
 
     A disk may fill it several times as fast, because a request to the disk has a limited number of pieces, and each
     page is a piece.
     """
     import numpy as np
 
-    space = mmap.mmap(-1, _BLOCK + _HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    size = _BLOCKS * _BLOCK
+    space = mmap.mmap(-1, size + _HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if sys.platform == "linux":
         with suppress(OSError):  # without the advice, the system chooses the pages
             space.madvise(mmap.MADV_HUGEPAGE)
     start = -int(np.frombuffer(space, np.uint8).ctypes.data) % _HUGE
-    return memoryview(space)[start : start + _BLOCK]
+    buffer = memoryview(space)[start : start + size]
+    np.frombuffer(buffer, np.uint8)[:: mmap.PAGESIZE] = 1  # otherwise the first reads would wait for pages
+    return buffer

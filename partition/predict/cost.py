@@ -38,6 +38,21 @@ _F32 = 4
 
 
 @dataclass(frozen=True)
+class DiskSeconds:
+    """Seconds in which the slowest disk of a group reads the paged weights of a pass."""
+
+    overlapped_s: Numbers = 0.0  # while other weights are computed
+    waited_s: Numbers = 0.0  # of experts: computing waits, because it has just chosen them
+
+    def added_to(self, seconds: Numbers, passes: int = 1) -> Numbers:
+        """Return the seconds of passes that compute for `seconds`."""
+        return np.maximum(seconds, passes * self.overlapped_s) + passes * self.waited_s
+
+
+NO_DISK = DiskSeconds()
+
+
+@dataclass(frozen=True)
 class Work:
     """A language model and its workload."""
 
@@ -155,9 +170,10 @@ class GroupCost:
     group's slowest link.
     A prompt of P tokens is computed in chunks of c tokens; each chunk attends to earlier chunks:
         prompt = sum over chunks of (step(c) + k (layer(c) + c x earlier tokens x prompt_token)) + [last] head(1)
-    A device that pages reads the bytes without room from disk in every pass, while it computes:
-        seconds = max(the above, max_r read bytes_r / disk_r)
-    Experts come last into memory, and a pass of b rows reads the share 1 - (1 - used / experts)^b of those on disk.
+    A device that pages reads the bytes without room from disk in every pass, dense weights while it computes:
+        seconds = max(the above, max_r dense bytes_r / disk_r) + max_r expert bytes_r / disk_r
+    Experts come last into memory. A pass of b rows reads the share 1 - (1 - used / experts)^b of those on disk, after
+    the router has chosen them.
     A device with a GPU has a part of the stage there (`partition.predict.tiers`). Each place then adds the time of its
     share of the layers, and only the rest of the bytes is in memory or is paged.
     """
@@ -238,14 +254,14 @@ class GroupCost:
         return self._step_s(rows, on_gpu) + k * layer_s + last * self._head_s(rows, on_gpu)
 
     def prompt_s(
-        self, k: Numbers, last: Numbers, rows: int, disk_s: Numbers = 0.0, on_gpu: Sequence[OnGpu] = ()
+        self, k: Numbers, last: Numbers, rows: int, disk: DiskSeconds = NO_DISK, on_gpu: Sequence[OnGpu] = ()
     ) -> Numbers:
         """Return the seconds of the whole prompt in chunks of `rows` tokens. Only the last row yields logits.
 
         The measurements include attention within a chunk. Attention to earlier chunks is added, so a long prompt's time
         grows quadratically.
 
-        disk_s: minimum seconds of each chunk, for reading weights from disk.
+        disk: seconds of each chunk for reading weights.
         on_gpu: as for `seconds`.
         """
         whole, rest = divmod(self.work.prompt, rows)
@@ -254,7 +270,7 @@ class GroupCost:
             if n and chunk:
                 layer_s = self.layer_s(chunk, before, prompt=True, on_gpu=on_gpu)
                 seconds = seconds + n * (self._step_s(chunk, on_gpu) + k * layer_s)
-        return np.maximum(seconds, -(-self.work.prompt // rows) * disk_s)
+        return disk.added_to(seconds, -(-self.work.prompt // rows))
 
     def _step_s(self, rows: float, on_gpu: Sequence[OnGpu]) -> Numbers:
         """Return the seconds of a step outside of layers and head."""
@@ -313,16 +329,19 @@ class GroupCost:
 
     def bytes_needed(self, weights: Numbers, kv: Numbers, last: Numbers) -> list[Numbers]:
         """Return the bytes that each rank needs: runtime, and its shares of weights, KV cache and head."""
-        shape = self.work.shape
-        head = last * shape.head_bytes
-        # A single rank holds the token table; several ranks look rows up in the file.
-        if len(self.speeds) == 1 and not shape.head_is_tied:
-            whole = np.asarray(weights) >= self.work.weights_before[-1]
-            head = head + np.where(whole, shape.embedding_bytes, 0)
+        head, table = last * self.work.shape.head_bytes, self._table_bytes(weights)
         return [
-            speed.runtime_bytes + weights * min(part, 1.0) + kv * held_part + head * vocab
+            speed.runtime_bytes + weights * min(part, 1.0) + kv * held_part + head * vocab + table
             for speed, part, held_part, vocab in zip(self.speeds, self._layer_bytes, self._kv, self._vocab, strict=True)
         ]
+
+    def _table_bytes(self, weights: Numbers) -> Numbers:
+        """Return the bytes of the token table, which a single rank holds if it has all layers. Several ranks look rows
+        up in the file, and so does a device that pages.
+        """
+        if len(self.speeds) > 1 or self.work.shape.head_is_tied:
+            return 0
+        return np.where(np.asarray(weights) >= self.work.weights_before[-1], self.work.shape.embedding_bytes, 0)
 
     def bytes_held(self, weights: Numbers, kv: Numbers, last: Numbers, on_gpu: Sequence[OnGpu] = ()) -> list[Numbers]:
         """Return the bytes that each rank holds in memory and on its GPU. Other weights are paged."""
@@ -349,32 +368,35 @@ class GroupCost:
         """
         paged_bytes, parts = [], on_gpu or [OnGpu()] * len(self.speeds)
         needs, on_gpus = self.bytes_needed(weights, kv, last), self.bytes_on_gpu(last, on_gpu)
+        table = self._table_bytes(weights)
         for i, (speed, need, there) in enumerate(zip(self.speeds, needs, on_gpus, strict=True)):
             short = np.maximum(0.0, need - there - speed.memory_bytes)
             per_layer = weights * (self._attention[i] + self._ff[i]) / np.maximum(k, 1e-9)
             window = speed.runtime_bytes + kv * self._kv[i] - parts[i].kv + WINDOW_LAYERS * per_layer
             can = speed.disk_bytes_per_s is not None
-            paged_bytes.append(np.where((short > 0) & ((not can) | (window > speed.memory_bytes)), np.inf, short))
+            impossible = (short > 0) & ((not can) | (window > speed.memory_bytes))
+            paged_bytes.append(np.where(impossible, np.inf, np.maximum(0.0, short - table)))
         return paged_bytes
 
-    def disk_s(
+    def disk(
         self, paged: Sequence[Numbers], k: Numbers, weights: Numbers, rows: float, on_gpu: Sequence[OnGpu] = ()
-    ) -> Numbers:
-        """Return seconds in which the slowest disk reads what a pass of `rows` rows uses of the paged bytes.
+    ) -> DiskSeconds:
+        """Return the time for reading what a pass of `rows` rows uses of the paged bytes.
 
         If all experts are used equally often, it makes no difference which of them are in memory.
         """
         average, used = self.work.limits.layer_bytes, self.work.expert_share
-        if used < 1:
-            token_bytes = np.asarray(k) * sum(average) / len(average)  # with the experts that one token uses
-            unused, parts, every = (1 - used) ** rows, [], on_gpu or [OnGpu()] * len(self.speeds)
-            for n, share, there in zip(paged, self._layer_bytes, every, strict=True):
+        token_bytes = np.asarray(k) * sum(average) / len(average)  # with the experts that one token uses
+        overlapped, waited, every = [], [], on_gpu or [OnGpu()] * len(self.speeds)
+        for speed, n, share, there in zip(self.speeds, paged, self._layer_bytes, every, strict=True):
+            experts: Numbers = 0.0  # bytes of paged experts
+            if used < 1:
                 rest = np.asarray(weights) * share - there.weights, token_bytes * share * (1 - there.layers)
-                experts = np.maximum(0.0, rest[0] - rest[1]) / (1 - used)  # experts that are not on the GPU
-                parts.append(np.where(np.isinf(n), n, n - unused * np.minimum(n, experts)))
-            paged = parts
-        times = [n / (speed.disk_bytes_per_s or 1.0) for speed, n in zip(self.speeds, paged, strict=True)]
-        return np.maximum.reduce(times)
+                experts = np.minimum(n, np.maximum(0.0, rest[0] - rest[1]) / (1 - used))  # those not on the GPU
+            rate = speed.disk_bytes_per_s or 1.0
+            overlapped.append((n - experts) / rate)
+            waited.append(experts * (1 - (1 - used) ** rows) / rate)
+        return DiskSeconds(_largest(overlapped), _largest(waited))
 
     @property
     def watts(self) -> tuple[float, float]:

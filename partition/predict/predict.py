@@ -9,7 +9,7 @@ from dataclasses import replace
 from partition.errors import PlanError
 from partition.plan.plan import LOCAL, Plan
 from partition.predict import cost
-from partition.predict.cost import GroupCost, Work
+from partition.predict.cost import DiskSeconds, GroupCost, Work
 from partition.predict.drafts import Draft
 from partition.predict.hosts import crowding, used
 from partition.predict.prediction import NO_LAYERS, Prediction, StagePrediction
@@ -248,15 +248,15 @@ class _Stage:
     def seconds(self, rows: float) -> float:
         """Return the seconds of one decode step."""
         seconds = self._group.seconds(self._k, rows, not self._after, self._on_gpu)
-        return max(float(seconds), self._disk_s(rows))
+        return float(self._disk(rows).added_to(seconds))
 
-    def _disk_s(self, rows: float) -> float:
-        return float(self._group.disk_s(self._paged, self._k, self._weights, rows, self._on_gpu))
+    def _disk(self, rows: float) -> DiskSeconds:
+        return self._group.disk(self._paged, self._k, self._weights, rows, self._on_gpu)
 
     def prompt_s(self) -> float:
         """Return the seconds of the whole prompt."""
         rows = cost.chunk_rows(self._work.prompt, self._n_stages)
-        return float(self._group.prompt_s(self._k, not self._after, rows, self._disk_s(rows), self._on_gpu))
+        return float(self._group.prompt_s(self._k, not self._after, rows, self._disk(rows), self._on_gpu))
 
     def own_s(self, rows: float) -> list[float | None]:
         """Return the seconds that each rank computes in one step; None for a rank that pages or has no layers."""

@@ -12,7 +12,7 @@ from partition.plan.apportion import parts
 from partition.plan.plan import NOTHING, Shard
 from partition.plan.tensor import shards
 from partition.predict import cost
-from partition.predict.cost import GroupCost, Work
+from partition.predict.cost import DiskSeconds, GroupCost, Work
 from partition.predict.hosts import used
 from partition.predict.measures import Measures
 from partition.predict.speeds import DeviceSpeed, Links, together
@@ -178,15 +178,15 @@ class StageGroup:
         paged = group.paged(self._k[at], self._weights[at], self._kv[at], True, on_gpu)
         if not self._is_stage[at] or not np.isfinite(np.maximum.reduce(paged)):
             return np.inf
-        disk_s = group.disk_s(paged, self._k[at], self._weights[at], rows, on_gpu)
-        return float(max(group.seconds(self._k[at], rows, True, on_gpu), disk_s))
+        disk = group.disk(paged, self._k[at], self._weights[at], rows, on_gpu)
+        return float(disk.added_to(group.seconds(self._k[at], rows, True, on_gpu)))
 
     def _seconds(self, rows: float) -> Array:
         """Return the seconds of a decode step of every stage [i, j): [n+1, n+1]."""
 
         def evaluate(group: GroupCost) -> Array:
-            seconds: Array = group.seconds(self._k, rows, self._is_last, group.on_gpus)
-            return np.maximum(seconds, self._disk_s(group, rows))
+            seconds = group.seconds(self._k, rows, self._is_last, group.on_gpus)
+            return np.asarray(self._disk(group, rows).added_to(seconds))
 
         return self._chosen(evaluate)
 
@@ -197,19 +197,20 @@ class StageGroup:
 
         def evaluate(group: GroupCost) -> Array:
             prompt, chunk = self.work.prompt, cost.chunk_rows(self.work.prompt)
-            disk_s = self._disk_s(group, chunk)
-            seconds: Array = group.prompt_s(self._k, self._is_last, chunk, disk_s, group.on_gpus)
+            disk = self._disk(group, chunk)
+            seconds: Array = group.prompt_s(self._k, self._is_last, chunk, disk, group.on_gpus)
             longer, on_gpu = cost.chunk_rows(prompt, 1), group.on_gpu(0, self.work.limits.sizes.layers)
-            seconds[0, -1] = group.prompt_s(self._k[0, -1], True, longer, self._disk_s(group, longer)[0, -1], on_gpu)
+            k, weights = self._k[0, -1], self._weights[0, -1]
+            disk = group.disk(group.paged(k, weights, self._kv[0, -1], True, on_gpu), k, weights, longer, on_gpu)
+            seconds[0, -1] = group.prompt_s(k, True, longer, disk, on_gpu)
             return seconds
 
         return self._chosen(evaluate)
 
-    def _disk_s(self, group: GroupCost, rows: float) -> Array:
-        """Return the seconds in which the slowest disk reads the paged weights of `rows` rows, for every stage."""
+    def _disk(self, group: GroupCost, rows: float) -> DiskSeconds:
+        """Return the time for reading the paged weights of `rows` rows, for every stage."""
         paged = group.paged(self._k, self._weights, self._kv, self._is_last, group.on_gpus)
-        seconds: Array = group.disk_s(paged, self._k, self._weights, rows, group.on_gpus)
-        return seconds
+        return group.disk(paged, self._k, self._weights, rows, group.on_gpus)
 
     def _chosen(self, evaluate: Callable[[GroupCost], Array]) -> Array:
         """Evaluate every stage with its chosen shares."""

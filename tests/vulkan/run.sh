@@ -7,13 +7,13 @@ python=${PYTHON:-$root/.venv/bin/python}
 folder=$(mkdir -p "${1:-$HOME/.cache/edge-vulkan}" && cd "${1:-$HOME/.cache/edge-vulkan}" && pwd)
 shift || true
 mirror=${MIRROR:-http://deb.debian.org/debian}
-driver=/usr/share/vulkan/icd.d/lvp_icd.$(uname -m).json
+driver=$(find /usr/share/vulkan/icd.d -name "lvp_icd*.json" | head -1)
 # Headers of Debian 13: those of Debian 12 are too old for this llama.cpp. They are unpacked, not installed.
 headers="
 8d329d465e16168afff58b1bd0dd6db46aac2cc3f56054a481b25a04e90b345a pool/main/v/vulkan-loader/libvulkan-dev_1.4.309.0-1_amd64.deb
 dc18db866d63680351c40ac6b6bece34cb52da64a7799ce1cc4f16f6bff4d064 pool/main/s/spirv-headers/spirv-headers_1.6.1+1.4.309.0-1_all.deb"
 
-if ! command -v glslc >/dev/null || ! command -v cmake >/dev/null || [ ! -e "$driver" ]; then
+if ! command -v glslc >/dev/null || ! command -v cmake >/dev/null || [ -z "$driver" ]; then
     echo "apt-get install glslc libvulkan1 mesa-vulkan-drivers cmake ninja-build g++" >&2
     exit 1
 fi

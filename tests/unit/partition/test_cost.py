@@ -13,7 +13,7 @@ from partition.errors import PlanError
 from partition.plan.apportion import parts
 from partition.plan.plan import LOCAL, NOTHING, Plan, Range, Shard, Stage
 from partition.predict import cost
-from partition.predict.cost import GroupCost
+from partition.predict.cost import DiskSeconds, GroupCost
 from partition.predict.predict import predict
 from partition.predict.prediction import Prediction
 from partition.predict.speeds import Curve, DeviceSpeed, Links, LinkSpeed
@@ -79,7 +79,9 @@ def test_a_prompt_takes_its_chunks_and_all_attention_between_them() -> None:
     attention = 64 * 64 * 1e-3 + 22 * 128 * 1e-3
     assert first.prompt_s(3, False, 64) == pytest.approx((own + 3 * (75 + attention)) * MS)
     assert first.prompt_s(3, True, 64) == pytest.approx((own + 3 * (75 + attention) + 5) * MS)
-    assert first.prompt_s(3, False, 64, disk_s=1.0) == 3.0  # weights are read in each of them
+    assert first.prompt_s(3, False, 64, DiskSeconds(overlapped_s=1.0)) == 3.0  # weights are read in each of them
+    waits = first.prompt_s(3, False, 64, DiskSeconds(waited_s=1.0))
+    assert waits == pytest.approx(first.prompt_s(3, False, 64) + 3.0)
     first = only(device(layer_s=MS, token_s=2e-6, by_row=True), prompt=4096)
     twice = 2 * 2e-6 * sum(512 * 512 * i for i in range(8))
     assert first.prompt_s(2, False, 512) == pytest.approx(2 * 4.096 + twice)
@@ -207,11 +209,20 @@ def test_a_pass_reads_only_the_experts_on_disk_that_its_rows_use(short: int, n_u
     todo = work((replace(shape, n_experts=8, n_experts_used=n_used), limits))
     group = GroupCost(todo, [device(disk_bytes_per_s=1e9)], [WHOLE], Links({}))
     dense, routed = max(0.0, short - experts), min(short, experts)
-    expected = dense + routed * (1 - (1 - used) ** rows)
-    assert float(group.disk_s([short], k, weights, rows)) == pytest.approx(expected / 1e9)
-    assert float(group.disk_s([math.inf], k, weights, rows)) == math.inf
+    disk = group.disk([short], k, weights, rows)
+    assert float(disk.overlapped_s) == pytest.approx(dense / 1e9)
+    assert float(disk.waited_s) == pytest.approx(routed * (1 - (1 - used) ** rows) / 1e9)
+    assert float(group.disk([math.inf], k, weights, rows).added_to(1.0)) == math.inf
     whole = GroupCost(work(10), [device(disk_bytes_per_s=1e9)], [WHOLE], Links({}))
-    assert float(whole.disk_s([short], k, 80 * MIB, rows)) == short / 1e9
+    disk = whole.disk([short], k, 80 * MIB, rows)
+    assert (float(disk.overlapped_s), float(disk.waited_s)) == (short / 1e9, 0.0)
+
+
+@pytest.mark.parametrize(("seconds", "expected"), [(1.0, 2.0 * 3 + 0.5 * 3), (7.0, 7.0 + 0.5 * 3)])
+def test_dense_weights_are_read_while_others_are_computed_and_experts_are_waited_for(
+    seconds: float, expected: float
+) -> None:
+    assert DiskSeconds(overlapped_s=2.0, waited_s=0.5).added_to(seconds, 3) == expected
 
 
 def test_paging_needs_room_for_two_layers_at_least() -> None:
