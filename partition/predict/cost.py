@@ -21,7 +21,7 @@ from partition.plan.tensor import Limits, attention_bytes, kv_heads
 from partition.predict.drafts import Draft, most_windows
 from partition.predict.residency import LayerBytes
 from partition.predict.speeds import DeviceSpeed, Links, LinkSpeed
-from partition.predict.tiers import OnGpu, TieredSpeed, on_gpu, stacked
+from partition.predict.tiers import OnGpu, TieredSpeed, bytes_before, on_gpu
 from quant.types import CacheType
 from quant.wire import WIRES
 
@@ -201,41 +201,30 @@ class GroupCost:
         self._kv = [_kv_part(limits, shard) for shard in shards]
         self._vocab = [len(shard.vocab) / limits.sizes.vocab for shard in shards]
         self._parts = [
-            tuple(layer.share(min(part, 1.0), kv_part) for layer in work.layer_parts) if speed.gpu else ()
+            bytes_before(work.layer_parts, min(part, 1.0), kv_part) if speed.gpu else None
             for speed, part, kv_part in zip(speeds, self._layer_bytes, self._kv, strict=True)
         ]
 
-        # Placements by rank, sizes of the layers, and whether the head is among them: most layers are equal.
-        self._placed: dict[tuple[int, tuple[int, ...], bool], OnGpu] = {}
-        self._kinds = [_kinds(parts) for parts in self._parts]
-
-    def on_gpu(self, start: int, stop: int) -> tuple[OnGpu, ...]:
-        """Return the part of the stage [start, stop) on the GPU of each rank; () if no rank has a GPU."""
-        if not any(self._parts):
+    def on_gpu(self, starts: Numbers, stops: Numbers) -> tuple[OnGpu, ...]:
+        """Return the part of each stage [start, stop) on the GPU of each rank; () if no rank has a GPU."""
+        if all(parts is None for parts in self._parts):
             return ()
-        return tuple(self._on_gpu(rank, start, stop) for rank in range(len(self.speeds)))
-
-    @cached_property
-    def on_gpus(self) -> tuple[OnGpu, ...]:
-        """The same for all stages [i, j), with arrays [layers + 1, layers + 1]."""
-        if not any(self._parts):
-            return ()
-        ends = range(self.work.limits.sizes.layers + 1)
+        head = self.work.shape.head_bytes
+        ranks = zip(self.speeds, self._parts, self._vocab, self.shards, strict=True)
         return tuple(
-            stacked([[self._on_gpu(rank, start, stop) for stop in ends] for start in ends])
-            for rank in range(len(self.speeds))
+            OnGpu()
+            if speed.gpu is None or parts is None
+            else on_gpu(
+                parts,
+                self.work.expert_share,
+                speed.gpu.memory_bytes - speed.gpu.runtime_bytes,
+                round(head * vocab),
+                starts,
+                stops,
+                shard.gpu_layers,
+            )
+            for speed, parts, vocab, shard in ranks
         )
-
-    def _on_gpu(self, rank: int, start: int, stop: int) -> OnGpu:
-        gpu, is_last = self.speeds[rank].gpu, stop == self.work.limits.sizes.layers
-        if gpu is None or start >= stop:
-            return OnGpu()
-        key = rank, tuple(self._kinds[rank][start:stop]), is_last
-        if key not in self._placed:
-            head = round(self.work.shape.head_bytes * self._vocab[rank]) if is_last else 0
-            layers, room = self._parts[rank][start:stop], gpu.memory_bytes - gpu.runtime_bytes
-            self._placed[key] = on_gpu(layers, self.work.expert_share, room, head, self.shards[rank].gpu_layers)
-        return self._placed[key]
 
     def _times(self, on_gpu: Sequence[OnGpu]) -> list[DeviceSpeed | TieredSpeed]:
         """Return the times of each rank. on_gpu: part of the stage on each rank's GPU; (): nothing."""
@@ -482,12 +471,6 @@ def per_token_s(pass_s: Numbers, busy_s: Numbers, rows: float, concurrency: int)
     microbatch, whichever is longer.
     """
     return np.maximum(pass_s / concurrency, busy_s / rows)
-
-
-def _kinds(layers: Sequence[LayerBytes]) -> list[int]:
-    """Return a number for each layer that equal layers share."""
-    numbers: dict[LayerBytes, int] = {}
-    return [numbers.setdefault(layer, len(numbers)) for layer in layers]
 
 
 def _largest(values: Sequence[Numbers]) -> Numbers:

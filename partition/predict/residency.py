@@ -16,7 +16,7 @@ SPARE_BYTES = 512 << 20  # GPU memory for the driver and for rounding, which a d
 _PRODUCTS_BYTES = 64 << 20  # driver memory, in addition to the rows of a pass
 _ROW_COPIES = 4  # driver memory in copies of the widest row of a product, as floats
 _LEAST_STREAMED = 3  # minimum number of streamed layers; fewer would save no memory over the two buffers
-_MOST_SUMS = 5_000  # sums that `fullest` tries; a model has few different sizes, so that far fewer suffice
+MOST_SUMS = 5_000  # sums that `fullest` tries; a model has few different sizes, so that far fewer suffice
 
 
 @dataclass(frozen=True)
@@ -26,10 +26,6 @@ class LayerBytes:
     dense: int  # weights that every token uses
     experts: int = 0  # weights of all experts; a token uses a share of them
     kv: int = 0  # KV cache
-
-    def share(self, weights: float, kv: float) -> LayerBytes:
-        """Return the bytes on a rank with these shares of the weights and of the KV cache."""
-        return LayerBytes(round(self.dense * weights), round(self.experts * weights), round(self.kv * kv))
 
 
 @dataclass(frozen=True)
@@ -116,17 +112,18 @@ def place_on_gpu(
 def fullest(sizes: Sequence[int], room: int) -> list[int]:
     """Return the indices of the sizes whose sum is the largest within `room`, in order.
 
-    The search is exact if it ends within `_MOST_SUMS` sums, and the best sum until then otherwise.
+    All counts of the rarest sizes are tried. As many as fit of the most frequent size are then the best. The search is
+    exact if it ends within `MOST_SUMS` sums, and the best sum until then otherwise.
     """
     equal: dict[int, list[int]] = {}
     for i in range(len(sizes) - 1, -1, -1):
         equal.setdefault(sizes[i], []).append(i)
-    kinds = sorted(equal, reverse=True)
-    rest = [0, *accumulate(size * len(equal[size]) for size in reversed(kinds))][::-1]  # sum of this and smaller sizes
+    kinds = sorted(equal, key=lambda size: (len(equal[size]), -size))
+    rest = [0, *accumulate(size * len(equal[size]) for size in reversed(kinds))][::-1]  # sum of this and later sizes
     best: tuple[int, ...] = ()
     best_sum = tried = 0
     stack: list[tuple[int, int, tuple[int, ...]]] = [(0, 0, ())]  # kind, sum, count of each kind before
-    while stack and tried < _MOST_SUMS and best_sum < min(room, rest[0]):
+    while stack and tried < MOST_SUMS and best_sum < min(room, rest[0]):
         kind, total, counts = stack.pop()
         tried += 1
         if total > best_sum:
@@ -135,7 +132,8 @@ def fullest(sizes: Sequence[int], room: int) -> list[int]:
             continue
         size = kinds[kind]
         most = min(len(equal[size]), (room - total) // size) if size else 0
-        stack += [(kind + 1, total + n * size, (*counts, n)) for n in range(most + 1)]  # most of them first
+        least = most if kind + 1 == len(kinds) else 0
+        stack += [(kind + 1, total + n * size, (*counts, n)) for n in range(least, most + 1)]  # most of them first
     return sorted(i for size, n in zip(kinds, best, strict=False) for i in equal[size][:n])
 
 

@@ -5,16 +5,21 @@ A device whose GPU does not hold its whole stage computes some layers there and 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from partition.predict.residency import GpuPlacement, LayerBytes, place_on_gpu
+from partition.predict.residency import MOST_SUMS, LayerBytes
 from partition.predict.speeds import Curve, DeviceSpeed
 
 Numbers = Any  # a float or an array of floats
+Ints = NDArray[np.int64]
+_CELLS = 500_000  # sums in memory at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,37 +73,113 @@ def _mixed(on_processor: float, on_gpu: float, share: Numbers) -> Numbers:
     return (1.0 - share) * on_processor + share * on_gpu
 
 
-def on_gpu(
-    layers: Sequence[LayerBytes], expert_share: float, room: int, head_bytes: int, fixed_layers: int | None = None
-) -> OnGpu:
-    """Return the part of a stage that a GPU holds.
+def bytes_before(layers: Sequence[LayerBytes], weights: float, kv: float) -> Ints:
+    """Return the bytes of dense weights, experts and KV cache on a rank before each layer: [3, layers + 1].
 
-    layers: bytes of each layer of the stage on this rank.
+    weights, kv: shares of the rank.
+    """
+    whole = np.array([(0, 0, 0), *((layer.dense, layer.experts, layer.kv) for layer in layers)], float).T
+    result: Ints = np.rint(whole * [[weights], [weights], [kv]]).astype(np.int64).cumsum(axis=1)
+    return result
+
+
+def on_gpu(
+    before: Ints,
+    expert_share: float,
+    room: int,
+    head_bytes: int,
+    starts: Numbers,
+    stops: Numbers,
+    fixed_layers: int | None = None,
+) -> OnGpu:
+    """Return the part of each stage [start, stop) that a GPU holds, placed as by `place_on_gpu`.
+
+    before: result of `bytes_before` for all layers of the model.
     expert_share: share of a layer's experts that a token uses.
     room: bytes of GPU memory for layers and head.
-    head_bytes: bytes of the head; 0 if the stage has none.
+    head_bytes: bytes of the head, which belongs to the last layer's stage.
+    starts, stops: numbers, or arrays of one shape.
     fixed_layers: number of layers on the GPU, counted from the head, instead of as many as fit.
     """
+    dense, experts, kv = before
+    starts, stops = np.asarray(starts), np.asarray(stops)
+
+    def token_bytes(firsts: Ints, expert_bytes: Ints) -> Any:
+        return dense[stops] - dense[firsts] + expert_share * expert_bytes
+
     if fixed_layers is None:
-        placement = place_on_gpu(layers, room - head_bytes, expert_share)
+        ends = np.unique(stops)
+        rooms = np.maximum(0, room - head_bytes * (ends == before.shape[1] - 1))
+        table, expert_table = _placed(before, expert_share, rooms, ends)
+        at = np.searchsorted(ends, stops)
+        firsts = table[starts, at]
+        expert_bytes, head = expert_table[firsts, at], firsts < stops
     else:
-        last = tuple(range(len(layers)))[max(0, len(layers) + 1 - fixed_layers) :] if fixed_layers else ()
-        placement = GpuPlacement(last, last)
-    if not placement.dense and not fixed_layers:
-        return OnGpu()
-    read = [layer.dense + expert_share * layer.experts for layer in layers]  # bytes for a token
-    dense, experts = (sum(layers[n].dense for n in placement.dense), sum(layers[n].experts for n in placement.experts))
-    every = sum(read) or 1.0
+        firsts = np.clip(stops + 1 - fixed_layers, starts, stops)
+        expert_bytes, head = experts[stops] - experts[firsts], np.full(stops.shape, fixed_layers > 0)
+    every = np.maximum(token_bytes(starts, experts[stops] - experts[starts]), 1)
     return OnGpu(
-        layers=min(1.0, (dense + expert_share * experts) / every),
-        attention=sum(read[n] for n in placement.dense) / every,
-        weights=dense + experts,
-        kv=sum(layers[n].kv for n in placement.dense),
-        head=1,
+        layers=token_bytes(firsts, expert_bytes) / every,
+        attention=token_bytes(firsts, experts[stops] - experts[firsts]) / every,
+        weights=dense[stops] - dense[firsts] + expert_bytes,
+        kv=kv[stops] - kv[firsts],
+        head=head.astype(float),
     )
 
 
-def stacked(parts: Sequence[Sequence[OnGpu]]) -> OnGpu:
-    """Return the parts of all stages [i, j) as one part with arrays [n, n]."""
-    values = np.array([[(p.layers, p.attention, p.weights, p.kv, p.head) for p in row] for row in parts], float)
-    return OnGpu(*np.moveaxis(values, -1, 0))
+def _placed(before: Ints, expert_share: float, rooms: Ints, ends: Ints) -> tuple[Ints, Ints]:
+    """Return, for each start and each of the ends, the first layer on the GPU, and the bytes of experts there if this
+    layer is the start: [layers + 1, ends]. The first layer is the end if nothing fits.
+
+    before: result of `bytes_before`.
+    rooms: bytes of GPU memory for each end.
+    """
+    dense, experts, kv = before
+    firsts = np.arange(len(dense))[:, None]
+    dense_bytes, every_expert = (sums[ends] - sums[:, None] for sums in (dense + kv, experts))
+    left = rooms - dense_bytes
+    fits = (firsts < ends) & (left >= 0)
+    expert_bytes = np.where(fits, every_expert, 0)
+    short = fits & (every_expert > left)
+    if short.any():
+        layers = np.diff(experts, prepend=0)
+        sizes = np.unique(layers[layers > 0])
+        counts = np.cumsum(layers == sizes[:, None], axis=1)  # before each layer
+        first, end = np.nonzero(short)
+        numbers = fullest_counts(sizes.tolist(), counts[:, ends[end]] - counts[:, first], left[short])
+        expert_bytes[short] = sizes @ numbers
+    read = np.where(fits, dense_bytes + expert_share * expert_bytes, 0.0)
+    most = np.maximum.accumulate(read[::-1])[::-1]  # over this and later first layers
+    chosen = np.where((read == most) & (read > 0), firsts, ends)
+    return np.minimum.accumulate(chosen[::-1])[::-1], expert_bytes
+
+
+def fullest_counts(sizes: Sequence[int], counts: Ints, rooms: Ints) -> Ints:
+    """Return the number of each size with which the sum is the largest within each room: [sizes, rooms].
+
+    The search is that of `partition.predict.residency.fullest`. If it takes more than `MOST_SUMS` sums, several sizes
+    are filled with as many as fit, the largest one first.
+
+    sizes: different sizes above 0.
+    counts: largest number of each size, [sizes, rooms].
+    rooms: at least 0.
+    """
+    most = counts.max(axis=1, initial=0).tolist()
+    rarest = sorted(range(len(sizes)), key=lambda k: (most[k], sizes[k]))
+    n_tried = sum(n <= MOST_SUMS for n in accumulate((most[k] + 1 for k in rarest[:-1]), lambda a, b: a * b))
+    tried, filled = rarest[:n_tried], sorted(rarest[n_tried:], key=lambda k: -sizes[k])
+    dims = [most[k] + 1 for k in tried]
+    choices = np.indices(dims).reshape(n_tried, math.prod(dims), 1)
+    chosen = np.zeros_like(counts)
+    step = max(1, _CELLS // math.prod(dims))
+    for at in range(0, len(rooms), step):
+        part = slice(at, at + step)
+        left = np.broadcast_to(rooms[part], (math.prod(dims), len(rooms[part])))
+        numbers = {k: np.minimum(choice, counts[k, part]) for k, choice in zip(tried, choices, strict=True)}
+        for k in [*tried, *filled]:
+            numbers.setdefault(k, np.clip(left // sizes[k], 0, counts[k, part]))
+            left = left - numbers[k] * sizes[k]
+        best = np.where(left < 0, np.iinfo(np.int64).max, left).argmin(axis=0)
+        for k, own in numbers.items():
+            chosen[k, part] = own[best, np.arange(len(best))]
+    return chosen

@@ -15,8 +15,8 @@ from partition.predict import cost
 from partition.predict.cost import DiskSeconds, GroupCost, Work
 from partition.predict.hosts import used
 from partition.predict.measures import Measures
-from partition.predict.speeds import DeviceSpeed, Links, together
-from partition.predict.tiers import TieredSpeed, on_gpu
+from partition.predict.speeds import DeviceSpeed, Links, LinkSpeed, together
+from partition.predict.tiers import TieredSpeed, bytes_before, on_gpu
 from partition.search.problem import Group
 
 Array = NDArray[np.float64]
@@ -51,35 +51,32 @@ class StageGroup:
         self._attention_s = [self._rows * behind * speed.row_token_s(prompt=for_prompts) for speed in self.speeds]
         self.devices = tuple(speed.device for speed in self.speeds)
         n = work.limits.sizes.layers
-        self._k = _spans(work.before)
-        self._weights, self._kv = _spans(work.weights_before), _spans(work.kv_before)
-        self._is_last = np.broadcast_to(np.arange(n + 1) == n, (n + 1, n + 1))
         edges = np.isin(np.arange(n + 1), (*work.limits.begins, n))
         lengths = np.arange(n + 1)[None, :] - np.arange(n + 1)[:, None]
         never = np.isin(lengths, work.limits.no_stage_of)
-        self._is_stage = (self._k > 0) & edges[:, None] & edges[None, :] & ~never
+        self._is_stage = (_spans(work.before) > 0) & edges[:, None] & edges[None, :] & ~never
         self._by_measures: dict[Hashable, Array] = {}  # measures of every stage
         self._ends: dict[Hashable, tuple[Array, Array, Array]] = {}  # by measures and costs of the thin owner
         self._choices = [self._cost([1.0] * len(members))]
         self._choice = np.zeros((n + 1, n + 1), np.int64)  # index in `_choices` for each stage
-        short = self._is_stage & (self._most_paged(self._choices[0]) > 0)
+        self._stages = [_Stages(self._choices[0], *np.nonzero(self._is_stage))]
+        short = self._chosen(lambda stages: stages.most_paged) > 0
         if len(members) > 1 and not for_prompts and bool(short.any()):
             self._share_by_memory(short, lengths)
+            chosen = [np.nonzero(self._is_stage & (self._choice == i)) for i in range(len(self._choices))]
+            self._stages = [_Stages(group, *cells) for group, cells in zip(self._choices, chosen, strict=True)]
 
     def shards(self, start: int, stop: int) -> tuple[Shard, ...]:
         """Return the shards of the stage [start, stop). A rank that has to page gets a memory budget."""
-        chosen = self._choices[self._choice[start, stop]]
-        last = stop == self.work.limits.sizes.layers
-        at = (start, stop)
-        paged = chosen.paged(self._k[at], self._weights[at], self._kv[at], last, chosen.on_gpu(start, stop))
+        stage = self._stage(start, stop)
         return tuple(
             replace(
                 shard,
                 threads=speed.threads,
-                vocab=shard.vocab if last else NOTHING,
+                vocab=shard.vocab if stage.last else NOTHING,
                 memory=_budget(speed.memory_bytes) if float(n) > 0 else None,
             )
-            for shard, speed, n in zip(chosen.shards, self.speeds, paged, strict=True)
+            for shard, speed, n in zip(stage.group.shards, self.speeds, stage.paged, strict=True)
         )
 
     def costs(self, measures: Measures, owner: str, thin: ThinCosts | None = None) -> Group:
@@ -121,13 +118,11 @@ class StageGroup:
 
     def _stage_costs(self, measures: Measures, owner: str) -> Array:
         """Return the measures of every stage [i, j); inf if it is impossible."""
-        memory = self._chosen(
-            lambda group: np.maximum.reduce(group.bytes_held(self._weights, self._kv, self._is_last, group.on_gpus))
-        )
+        memory = self._chosen(lambda stages: np.maximum.reduce(stages.bytes_held()))
         drafting_s = self.work.drafting_s(self.devices, owner)
         hosts, watts = used(speed.host for speed in self.speeds), self._choices[0].watts
         stage = measures.for_stages(self._seconds, self._prompt_s, watts, memory, hosts, drafting_s)
-        possible = self._is_stage & np.isfinite(self._chosen(self._most_paged))
+        possible = self._is_stage & np.isfinite(self._chosen(lambda stages: stages.most_paged))
         if measures.microbatches > 1:  # a single computing stage runs one step at a time, also behind a thin owner
             possible[0, -1] = False
         stage[:, ~possible] = np.inf
@@ -152,9 +147,8 @@ class StageGroup:
 
     def moved_s(self, owner: str, *, to_owner: bool) -> Array:
         """Return the seconds to transfer the prompt's KV cache of every stage to the owner, or from it."""
-        kv = _spans(self.work.prompt_kv_before)
         ways = [self.links.get(*((device, owner) if to_owner else (owner, device))) for device in self.devices]
-        return self._chosen(lambda group: np.asarray(group.moved_s(kv, ways), float))
+        return self._chosen(lambda stages: stages.moved_s(ways))
 
     def bytes_of(self, member: int) -> Array:
         """Return the bytes that a member holds of every stage; 0 if the device is not a member.
@@ -162,86 +156,65 @@ class StageGroup:
         member: index of the device.
         """
         if member not in self.members:
-            return np.zeros_like(self._k)
+            return np.zeros(self._is_stage.shape)
         rank = self.members.index(member)
-        return self._chosen(lambda group: group.bytes_held(self._weights, self._kv, self._is_last, group.on_gpus)[rank])
+        return self._chosen(lambda stages: stages.bytes_held()[rank])
 
     def whole_bytes(self) -> list[float]:
         """Return the bytes that each member needs if these devices share all layers, and no memory is short."""
-        needs = self._choices[0].bytes_needed(self._weights[0, -1], self._kv[0, -1], True)
+        needs = self._choices[0].bytes_needed(self.work.weights_before[-1], self.work.kv_before[-1], True)
         return [float(need) for need in needs]
 
     def whole_s(self, rows: float) -> float:
         """Return the seconds of a decode step of the stage with all layers; inf if it is impossible."""
-        group, at = self._choices[self._choice[0, -1]], (0, -1)
-        on_gpu = group.on_gpu(0, self.work.limits.sizes.layers)
-        paged = group.paged(self._k[at], self._weights[at], self._kv[at], True, on_gpu)
-        if not self._is_stage[at] or not np.isfinite(np.maximum.reduce(paged)):
+        stage = self._stage(0, self.work.limits.sizes.layers)
+        if not self._is_stage[0, -1] or not np.isfinite(stage.most_paged):
             return np.inf
-        disk = group.disk(paged, self._k[at], self._weights[at], rows, on_gpu)
-        return float(disk.added_to(group.seconds(self._k[at], rows, True, on_gpu)))
+        return float(stage.seconds(rows))
+
+    def _stage(self, start: int, stop: int) -> _Stages:
+        """Return a single stage."""
+        return _Stages(self._choices[self._choice[start, stop]], np.array(start), np.array(stop))
 
     def _seconds(self, rows: float) -> Array:
         """Return the seconds of a decode step of every stage [i, j): [n+1, n+1]."""
-
-        def evaluate(group: GroupCost) -> Array:
-            seconds = group.seconds(self._k, rows, self._is_last, group.on_gpus)
-            return np.asarray(self._disk(group, rows).added_to(seconds))
-
-        return self._chosen(evaluate)
+        return self._chosen(lambda stages: stages.seconds(rows))
 
     def _prompt_s(self) -> Array:
         """Return the seconds of the whole prompt in every stage [i, j): [n+1, n+1]. The stage with all layers has
         longer chunks.
         """
+        seconds = self._chosen(lambda stages: stages.prompt_s(cost.chunk_rows(self.work.prompt)))
+        longer = cost.chunk_rows(self.work.prompt, 1)
+        seconds[0, -1] = self._stage(0, self.work.limits.sizes.layers).prompt_s(longer)
+        return seconds
 
-        def evaluate(group: GroupCost) -> Array:
-            prompt, chunk = self.work.prompt, cost.chunk_rows(self.work.prompt)
-            disk = self._disk(group, chunk)
-            seconds: Array = group.prompt_s(self._k, self._is_last, chunk, disk, group.on_gpus)
-            longer, on_gpu = cost.chunk_rows(prompt, 1), group.on_gpu(0, self.work.limits.sizes.layers)
-            k, weights = self._k[0, -1], self._weights[0, -1]
-            disk = group.disk(group.paged(k, weights, self._kv[0, -1], True, on_gpu), k, weights, longer, on_gpu)
-            seconds[0, -1] = group.prompt_s(k, True, longer, disk, on_gpu)
-            return seconds
-
-        return self._chosen(evaluate)
-
-    def _disk(self, group: GroupCost, rows: float) -> DiskSeconds:
-        """Return the time for reading the paged weights of `rows` rows, for every stage."""
-        paged = group.paged(self._k, self._weights, self._kv, self._is_last, group.on_gpus)
-        return group.disk(paged, self._k, self._weights, rows, group.on_gpus)
-
-    def _chosen(self, evaluate: Callable[[GroupCost], Array]) -> Array:
-        """Evaluate every stage with its chosen shares."""
-        values = evaluate(self._choices[0])
-        for i, group in enumerate(self._choices[1:], 1):
-            values = np.where(self._choice == i, evaluate(group), values)
+    def _chosen(self, evaluate: Callable[[_Stages], Array]) -> Array:
+        """Return the values of every stage [i, j), each with its chosen shares: [n+1, n+1]. Other values are 0."""
+        values = np.zeros(self._is_stage.shape)
+        for stages in self._stages:
+            values[stages.starts, stages.stops] = evaluate(stages)
         return values
-
-    def _most_paged(self, group: GroupCost) -> Array:
-        """Return the bytes that the rank with the most paging reads again in every pass."""
-        paged = group.paged(self._k, self._weights, self._kv, self._is_last, group.on_gpus)
-        most: Array = np.maximum.reduce(paged)
-        return most
 
     def _share_by_memory(self, short: NDArray[np.bool_], lengths: NDArray[np.int64]) -> None:
         """Compute other shares for stages whose memory does not allow shares by speed.
 
-        short, lengths: of each stage.
+        short, lengths: of each stage, [n+1, n+1].
 
         This is done for a few lengths. A stage uses the shares of the next larger length, which also fit.
         """
+        weights, kv = _spans(self.work.weights_before), _spans(self.work.kv_before)
         for last in (False, True):
-            cells = short & (self._is_last == last)
+            cells = short.copy()
+            cells[:, slice(-1) if last else -1] = False
             several = np.unique(lengths[cells])
             before = 0
             for length in sorted(
                 {int(several[i * (len(several) - 1) // _LENGTHS]) for i in range(_LENGTHS + 1)} if len(several) else ()
             ):
                 own = cells & (lengths > before) & (lengths <= length)
-                weights, kv = float(self._weights[own].max()), float(self._kv[own].max())
-                self._choices.append(self._cost(self._room(weights + kv + last * self.work.shape.head_bytes)))
+                largest = float(weights[own].max()) + float(kv[own].max())
+                self._choices.append(self._cost(self._room(largest + last * self.work.shape.head_bytes)))
                 self._choice[own] = len(self._choices) - 1
                 before = length
 
@@ -271,13 +244,61 @@ class StageGroup:
         return parts(own, slopes, most or [1.0] * len(self.members))
 
 
+class _Stages:
+    """Stages with the same shares, one for each element of two arrays."""
+
+    def __init__(self, group: GroupCost, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> None:
+        """starts, stops: ranges of layers."""
+        self.group, self.starts, self.stops = group, starts, stops
+        work = group.work
+        self.last = stops == work.limits.sizes.layers
+        self._k, self._weights, self._kv = map(self._span, (work.before, work.weights_before, work.kv_before))
+        self._on_gpu = group.on_gpu(starts, stops)
+        self.paged = group.paged(self._k, self._weights, self._kv, self.last, self._on_gpu)
+
+    def _span(self, before: Sequence[float]) -> Array:
+        """Return the sum of each stage from running sums."""
+        sums = np.asarray(before, float)
+        span: Array = sums[self.stops] - sums[self.starts]
+        return span
+
+    @property
+    def most_paged(self) -> Array:
+        """Bytes that the rank with the most paging reads again in every pass; inf if it cannot page."""
+        most: Array = np.maximum.reduce(self.paged)
+        return most
+
+    def bytes_held(self) -> list[Array]:
+        """Return the bytes that each rank holds."""
+        return self.group.bytes_held(self._weights, self._kv, self.last, self._on_gpu)
+
+    def moved_s(self, ways: Sequence[LinkSpeed]) -> Array:
+        """Return the seconds to transfer the prompt's KV cache over the link of each rank."""
+        seconds: Array = self.group.moved_s(self._span(self.group.work.prompt_kv_before), ways)
+        return seconds
+
+    def seconds(self, rows: float) -> Array:
+        """Return the seconds of a decode step."""
+        seconds = self.group.seconds(self._k, rows, self.last, self._on_gpu)
+        return np.asarray(self._disk(rows).added_to(seconds))
+
+    def prompt_s(self, rows: int) -> Array:
+        """Return the seconds of the whole prompt in chunks of `rows` tokens."""
+        seconds: Array = self.group.prompt_s(self._k, self.last, rows, self._disk(rows), self._on_gpu)
+        return seconds
+
+    def _disk(self, rows: float) -> DiskSeconds:
+        """Return the time for reading the paged weights of `rows` rows."""
+        return self.group.disk(self.paged, self._k, self._weights, rows, self._on_gpu)
+
+
 def _even_share(speed: DeviceSpeed, work: Work, members: int) -> DeviceSpeed | TieredSpeed:
     """Return the times of a member that has as much of all layers as each other member."""
     if speed.gpu is None:
         return speed
-    even = tuple(layer.share(1 / members, 1 / members) for layer in work.layer_parts)
+    even = bytes_before(work.layer_parts, 1 / members, 1 / members)
     room, head = speed.gpu.memory_bytes - speed.gpu.runtime_bytes, round(work.shape.head_bytes / members)
-    return TieredSpeed(speed, speed.gpu, on_gpu(even, work.expert_share, room, head))
+    return TieredSpeed(speed, speed.gpu, on_gpu(even, work.expert_share, room, head, 0, len(work.layer_parts)))
 
 
 def _budget(n_bytes: int) -> int:

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from partition.plan.plan import LOCAL, Range, Shard
 from partition.predict.cost import GroupCost, Work
 from partition.predict.prediction import Prediction
+from partition.predict.residency import LayerBytes, place_on_gpu
 from partition.predict.speeds import DeviceSpeed, Links, speed_of, speed_to_json
+from partition.predict.tiers import bytes_before, on_gpu
 from partition.search.phases import Phases
 from partition.search.planner import Planner
 from tests.support.planning import F16, MIB, MS, device, linked, mesh_s, model, work
@@ -87,8 +89,33 @@ def test_a_stage_takes_what_brute_force_finds(
     seconds = group.seconds(k, 1, last, group.on_gpu(start, stop))
     expected = seconds_by_hand(to_do, speed, start, stop, room, to_do.shape.head_bytes if last else 0)
     assert float(seconds) == pytest.approx(expected, rel=1e-5)
-    every = group.seconds(to_do.before[stop] - np.array(to_do.before)[:, None], 1, last, group.on_gpus)
-    assert every[start, stop] == pytest.approx(float(seconds))
+    starts = np.arange(stop)
+    each = group.seconds(to_do.before[stop] - np.array(to_do.before)[:stop], 1, last, group.on_gpu(starts, stop))
+    assert each[start] == pytest.approx(float(seconds))
+
+
+@settings(max_examples=some(300, 2000), deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(0, 3)), min_size=1, max_size=7),
+    st.floats(0.01, 1),
+    st.integers(0, 120),
+    st.integers(0, 20),
+)
+def test_a_stage_has_on_the_gpu_what_the_loader_places_there(
+    sizes: list[tuple[int, int, int]], share: float, room: int, head: int
+) -> None:
+    layers, n = [LayerBytes(*size) for size in sizes], len(sizes)
+    starts, stops = np.triu_indices(n + 1, 1)
+    parts = on_gpu(bytes_before(layers, 1.0, 1.0), share, room, head, starts, stops)
+    for i, (start, stop) in enumerate(zip(starts, stops, strict=True)):
+        own = layers[start:stop]
+        placement = place_on_gpu(own, room - head * (stop == n), share)
+        dense = sum(own[k].dense for k in placement.dense)
+        experts = sum(own[k].experts for k in placement.experts)
+        assert (parts.weights[i], parts.kv[i]) == (dense + experts, sum(own[k].kv for k in placement.dense))
+        assert parts.head[i] == bool(placement.dense)
+        read = sum(layer.dense + share * layer.experts for layer in own)
+        assert parts.layers[i] * max(read, 1) == pytest.approx(dense + share * experts)
 
 
 def figures(planner: Planner, *names: str) -> list[tuple[float, ...]]:

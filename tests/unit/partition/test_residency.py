@@ -3,10 +3,12 @@
 from collections.abc import Iterator, Sequence
 from itertools import product
 
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from partition.predict.residency import GpuPlacement, LayerBytes, fullest, place_on_gpu
+from partition.predict.tiers import fullest_counts
 
 LAYERS = st.builds(LayerBytes, st.integers(1, 20), st.integers(0, 60), st.integers(0, 9))
 
@@ -62,3 +64,19 @@ def test_the_fullest_sum(sizes: list[int], room: int) -> None:
     chosen = fullest(sizes, room)
     assert chosen == sorted(set(chosen))
     assert sum(sizes[i] for i in chosen) == max(n for n in sums if n <= room)
+
+
+@settings(max_examples=500, deadline=None)
+@given(
+    st.lists(st.integers(1, 30), min_size=1, max_size=3, unique=True),
+    st.lists(
+        st.tuples(st.lists(st.integers(0, 4), min_size=3, max_size=3), st.integers(0, 200)), min_size=1, max_size=4
+    ),
+)
+def test_counts_have_the_fullest_sum_in_each_room(sizes: list[int], rooms: list[tuple[list[int], int]]) -> None:
+    counts = np.array([most[: len(sizes)] for most, _ in rooms]).T
+    chosen = fullest_counts(sizes, counts, np.array([room for _, room in rooms]))
+    assert ((chosen >= 0) & (chosen <= counts)).all()
+    for i, (_, room) in enumerate(rooms):
+        sums = {sum(map(int.__mul__, sizes, own)) for own in product(*(range(n + 1) for n in counts[:, i].tolist()))}
+        assert sum(map(int.__mul__, sizes, chosen[:, i].tolist())) == max(n for n in sums if n <= room)
