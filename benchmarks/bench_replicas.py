@@ -1,10 +1,10 @@
 """Replicas: throughput beside one device and stages, lost replicas, a light client beside a heavy one, and labs.
 
-    python benchmarks/bench_replicas.py [--only throughput|kills|fair|lab] [--model FILE] [--rounds 5] [--kills 200]
-        [--settings 20] [--json [FILE]] [--tiny]
+    python benchmarks/bench_replicas.py [--only throughput|kills|fair|lab] [--model FILE] [--rounds 5] [--far-cores 1]
+        [--kills 200] [--settings 20] [--json [FILE]] [--tiny]
 
 | section    | question                                                                                            |
-| throughput | tokens per second of 8 streams on one device, on two stages, and on two replicas                    |
+| throughput | tokens per second of 8 streams on one device, on the worker, on two stages, and on two replicas     |
 | kills      | conversations over two replicas, of which one loses its worker or its process at random moments:    |
 |            | how many answers are lost or wrong, and how many turns find the prefix of their conversation?        |
 | fair       | time to the first token of a client with single short requests, alone and beside a client that      |
@@ -13,8 +13,9 @@
 |            | served by 3 to 8 sleeping devices                                                                   |
 
 This device and the worker have one core each. `throughput` uses the file, `kills` and `fair` the bundled model, whose
-answers have a meaning. Two replicas should reach 1.6 times one device. `fair` should stay below 1.3. In `lab`, devices
-and links take several times as long as they should (`--stretch`), so that this machine's own work does not count.
+answers have a meaning. Two replicas should reach 1.6 times one device, or 0.9 of the sum of two unequal ones. `fair`
+should stay below 1.3. In `lab`, devices and links take several times as long as they should (`--stretch`), so that this
+machine's own work does not count.
 Figures do not count if a process waited for a core for more than a tenth of the time.
 """
 
@@ -27,7 +28,7 @@ import random
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -37,7 +38,7 @@ import psutil
 
 from benchmarks.bench_distributed import random_model
 from benchmarks.harness import EDGE, Section, alternate, bench, compared, medians, parser_of, ratio_text, table
-from benchmarks.lent_device import Worker, pin
+from benchmarks.lent_device import Worker, cpu_group, pin
 from benchmarks.replicas_lab import lab, lab_text
 from benchmarks.serve_clients import Heard, Words, ask, get
 from benchmarks.serve_loads import at_once, chat, completion, percentile, whole
@@ -64,6 +65,7 @@ def main() -> None:
     }
     parser = parser_of(__doc__, sections, rounds=5)
     parser.add_argument("--model", type=Path, help="GGUF file (default: a random one of TinyLlama-1.1B's shape)")
+    parser.add_argument("--far-cores", type=float, default=1.0, help="share of the worker's core in `throughput`")
     parser.add_argument("--kills", type=int, default=200, help="default: 200")
     parser.add_argument("--settings", type=int, default=20, help="of labs (default: 20)")
     parser.add_argument("--stretch", type=float, default=4.0, help="of the times of labs (default: 4)")
@@ -85,6 +87,7 @@ def plans(model: Path, address: str) -> dict[str, Plan]:
     own, far = cut([LOCAL], "pipeline", [1]), cut([LOCAL, address], "pipeline", [0, 1])
     return {
         "one device": own,
+        "the worker": far,
         "stages": cut([LOCAL, address], "pipeline", [1, 1]),
         "replicas": replace(own, replicas=(far,)),
     }
@@ -103,15 +106,27 @@ def serve(model: Path, plan: Plan, folder: Path, name: str, *more: str) -> Serve
 
 
 @contextmanager
-def far_worker(folder: Path) -> Iterator[tuple[Worker, str]]:
-    """Yield a worker on the second core, and its address."""
+def far_worker(folder: Path, cores: float = 1.0) -> Iterator[tuple[Worker, str]]:
+    """Yield a worker on the second core, and its address. cores: share of the core."""
     address = f"{HOST}:{free_port()}"
     worker = Worker(folder / "worker", address)
-    started(worker)
-    try:
-        yield worker, address
-    finally:
-        worker.end()
+    with cpu_group() if cores < 1 else nullcontext() as group:
+        started(worker)
+        try:
+            if group is not None:
+                group.limit_cpu(cores)
+                assert worker.process is not None
+                for process in (worker.process.pid, *(child.pid for child in children(worker))):
+                    group.add(process)
+            yield worker, address
+        finally:
+            worker.end()
+
+
+def children(worker: Worker) -> list[psutil.Process]:
+    """Return the processes that a worker has started."""
+    assert worker.process is not None
+    return psutil.Process(worker.process.pid).children(recursive=True)
 
 
 def started(worker: Worker) -> None:
@@ -119,7 +134,7 @@ def started(worker: Worker) -> None:
     worker.start()
     worker.wait()
     assert worker.process is not None
-    for process in (psutil.Process(worker.process.pid), *psutil.Process(worker.process.pid).children(recursive=True)):
+    for process in (psutil.Process(worker.process.pid), *children(worker)):
         with suppress(psutil.NoSuchProcess):
             pin(process.pid, (psutil.cpu_count() or 1) - 1)
 
@@ -135,7 +150,7 @@ async def status_of(server: Server) -> dict[str, Any]:
 def throughput(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     """Return the figures of each plan. Only one server runs at a time, since each has a model in memory."""
     tokens = 4 if args.tiny else 64
-    with far_worker(folder) as (_, address):
+    with far_worker(folder, args.far_cores) as (_, address):
 
         def measure(name: str, plan: Plan) -> dict[str, float]:
             server = serve(args.model, plan, folder, name.replace(" ", "-"), "--requests", str(STREAMS))
@@ -154,7 +169,9 @@ def throughput(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
         sides = {name: partial(measure, name, plan) for name, plan in plans(args.model, address).items()}
         result = alternate(sides, args.rounds, warm_up=False)
     rows = [row for name in ("stages", "replicas") for row in compared(result, name, "one device")]
-    return {"median": medians(result), "compared": rows, "rounds": result}
+    rates = {name: median["tokens_per_s"] for name, median in medians(result).items()}
+    of_sum = rates["replicas"] / (rates["one device"] + rates["the worker"])
+    return {"median": medians(result), "compared": rows, "of_sum": of_sum, "rounds": result}
 
 
 def wait_for(server: Server, n_replicas: int) -> None:
@@ -174,7 +191,8 @@ def throughput_text(figures: dict[str, Any]) -> str:
         [name, f"{median['tokens_per_s']:.1f}", f"{median['first_s']:.2f}", ratios.get(name, "1")]
         for name, median in figures["median"].items()
     ]
-    return table(["plan", "tokens/s of 8 streams", "first token, s", "of one device"], rows)
+    rates = table(["plan", "tokens/s of 8 streams", "first token, s", "of one device"], rows)
+    return f"{rates}\n\nReplicas have {figures['of_sum']:.2f} of the sum of both devices; asked: 0.9."
 
 
 # --- kills ---

@@ -295,7 +295,8 @@ def test_sameness() -> None:
 
 def test_replicas() -> None:
     result = run("bench_replicas")
-    assert set(result["throughput"]["median"]) == {"one device", "stages", "replicas"}
+    assert set(result["throughput"]["median"]) == {"one device", "the worker", "stages", "replicas"}
+    assert result["throughput"]["of_sum"] > 0
     if THOROUGH:
         assert (result["kills"]["kills"], result["kills"]["lost"]) == (2, 0)
         assert result["fair"]["alone"]["p50_s"] > 0
