@@ -41,7 +41,7 @@ from benchmarks.harness import EDGE, Section, alternate, bench, compared, median
 from benchmarks.lent_device import Worker, cpu_group, pin
 from benchmarks.replicas_lab import lab, lab_text
 from benchmarks.serve_clients import Heard, Words, ask, get
-from benchmarks.serve_loads import at_once, chat, completion, percentile, whole
+from benchmarks.serve_loads import chat, completion, in_turn, percentile, whole
 from benchmarks.servers import HOST, Server, free_port, running
 from edge.models.demo import MODEL_PATH
 from edge.planning.choice import save_plan
@@ -51,7 +51,7 @@ from partition.plan.plan import LOCAL, Plan
 from partition.slices.gguf_slice import limits
 from tools.demo_model.grammar import held_out
 
-STREAMS = 8
+STREAMS, REQUESTS = 8, 4  # streams, and requests of each
 RETRY_S = 10.0  # interval at which a server starts a lost replica again
 _LOADED_S = 120.0
 
@@ -158,13 +158,14 @@ def throughput(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
                 wait_for(server, len(plan.copies))
                 words = Words(args.model)
 
-                def streams() -> dict[str, float]:
-                    """Return the figures of prompts that are not cached."""
-                    bodies = [completion(server, words.text(24), tokens, ignore_eos=True) for _ in range(STREAMS)]
-                    return asyncio.run(at_once(server, bodies))
+                def load(requests: int) -> dict[str, float]:
+                    """Return the figures of so many requests a stream, whose prompts are not cached."""
+                    n = STREAMS * requests
+                    bodies = [completion(server, words.text(24), tokens, ignore_eos=True) for _ in range(n)]
+                    return asyncio.run(in_turn(server, bodies, STREAMS))
 
-                streams()
-                return streams()
+                load(1)
+                return load(1 if args.tiny else REQUESTS)
 
         sides = {name: partial(measure, name, plan) for name, plan in plans(args.model, address).items()}
         result = alternate(sides, args.rounds, warm_up=False)

@@ -7,8 +7,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+import statistics
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -51,6 +52,29 @@ async def at_once(server: Server, bodies: Sequence[dict[str, Any]]) -> dict[str,
         "tokens_per_s": tokens / took_s,
         "decode_per_s": steady(heard, [body["max_tokens"] for body in bodies]) or tokens / took_s,
         "first_s": firsts[len(firsts) // 2],
+    }
+
+
+async def in_turn(server: Server, bodies: Sequence[dict[str, Any]], streams: int) -> dict[str, float]:
+    """Streams that send one request after another, until none is left: tokens a second while all of them have one, and
+    the median time to a first token.
+    """
+    began, waiting, heard, ends = time.perf_counter(), deque(bodies), list[tuple[Heard, int]](), list[float]()
+
+    async def stream() -> None:
+        while waiting:
+            body = waiting.popleft()
+            answer = (await ask(server.address, "/v1/completions", body)).check()
+            heard.append((answer, body["max_tokens"]))
+        ends.append(time.perf_counter())
+
+    await asyncio.gather(*(stream() for _ in range(streams)))
+    until = min(ends)
+    # A piece may have several tokens.
+    tokens = sum(n * sum(at <= until for at in answer.at) / len(answer.at) for answer, n in heard)
+    return {
+        "tokens_per_s": tokens / (until - began),
+        "first_s": statistics.median(answer.first_s for answer, _ in heard),
     }
 
 
