@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from edge.api.config import EngineConfig
-from edge.errors import HubError, Overloaded
+from edge.errors import HubError, Interrupted, Overloaded
 from edge.models.wheels import Progress
 from edge.serve import fetches
 from edge.serve.fetches import MOST, Fetches
@@ -89,6 +89,65 @@ def test_fetch_that_goes_on_is_not_given_up(monkeypatch: pytest.MonkeyPatch) -> 
 
     asyncio.run(Fetches(slow).have("model", nothing, used.append))
     assert used == [7]
+
+
+@pytest.mark.parametrize("first", ["cancelled", "failed", "complete"])
+def test_nothing_of_a_fetch_is_left_for_the_next_one_of_its_name(first: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(tick_s=1e-6).install(monkeypatch, fetches)
+    monkeypatch.setattr(fetches, "_LOOK_S", 1e-3)
+    may_end, begun = threading.Event(), threading.Event()
+
+    def reports(name: str, report: Progress) -> str:
+        report(10, 100)
+        begun.set()
+        may_end.wait(WAIT_S)
+        if first == "failed" and not used:
+            used.append("failed")
+            raise HubError("broken")
+        return name
+
+    def silent(name: str, report: Progress) -> str:
+        begun.set()
+        may_end.wait(WAIT_S)
+        return name
+
+    used: list[str] = []
+
+    async def have(fetches_: Fetches[str]) -> None:
+        await asyncio.wait_for(fetches_.have("model", nothing, used.append), WAIT_S)
+
+    async def run() -> None:
+        several = Fetches(reports)
+        assert not several.cancel("model")  # nothing to cancel: the next one goes on
+        task = asyncio.create_task(have(several))
+        await asyncio.to_thread(begun.wait, WAIT_S)
+        assert several.running == {"model": (10, 100)}
+        if first == "cancelled":
+            assert several.cancel("model")
+            with pytest.raises(Interrupted):
+                await task
+            may_end.set()
+        else:
+            may_end.set()
+            await asyncio.gather(task, return_exceptions=True)
+        while several._threads:
+            await asyncio.sleep(0)
+        assert several.running == {}
+        may_end.clear()
+        begun.clear()
+        several._fetch = silent
+        again = asyncio.create_task(have(several))
+        await asyncio.to_thread(begun.wait, WAIT_S)
+        assert several.running == {"model": (0, 0)}  # the hub has not answered yet
+        looks_until = clock.now + 5e-6
+        while clock.now < looks_until and not again.done():  # it is looked at several times
+            await asyncio.sleep(0)
+        may_end.set()
+        await again
+        assert used[-1] == "model"
+        assert (several.running, several._threads) == ({}, 0)
+
+    asyncio.run(run())
 
 
 def test_reports_without_a_further_byte_do_not_keep_a_fetch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import random
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
@@ -311,3 +312,40 @@ def test_cancelled_waiting_leaves_nothing_behind_and_work_keeps_its_place() -> N
         assert (order, places._free) == (["a", "b"], 1)
 
     run_places(work, 1, 5)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_no_client_exceeds_its_places_and_none_waits_that_could_have_one(seed: int) -> None:
+    """Requests of three clients begin, end and are cancelled in any order."""
+    most, n_places, rng = 1 + seed % 3, 3, random.Random(seed)
+
+    async def work(places: Places) -> None:
+        order: list[str] = []
+        requests: list[tuple[str, asyncio.Event, asyncio.Task[None]]] = []
+        for _ in range(60):
+            if rng.random() < 0.5 and len(requests) < 20:
+                client, end = rng.choice("abc"), asyncio.Event()
+                requests.append((client, end, asyncio.create_task(take(places, client, end, order))))
+            elif requests:
+                _, end, task = requests.pop(rng.randrange(len(requests)))
+                if rng.random() < 0.5:
+                    end.set()
+                if rng.random() < 0.5:
+                    task.cancel()
+                if not end.is_set():
+                    task.cancel()
+                if rng.random() < 0.5:
+                    continue  # the next step comes in the same moment
+            await settled()
+            waiting = {client for client, _ in places._waiting}
+            occupied = +places._taken
+            assert all(n <= most for n in occupied.values())
+            assert occupied.total() + places._free == n_places
+            assert not places._free or all(occupied[client] == most for client in waiting)
+        for _, end, _ in requests:
+            end.set()
+        await asyncio.gather(*(task for *_, task in requests), return_exceptions=True)
+        await settled()
+        assert (places._free, places._waiting, +places._taken) == (n_places, [], {})
+
+    run_places(work, n_places, 50, most)

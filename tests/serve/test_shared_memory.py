@@ -229,3 +229,22 @@ def test_without_a_budget_nothing_is_shared(config: EngineConfig) -> None:
             await router.memory.ask(0)
 
     run(config, None, test)
+
+
+@pytest.mark.parametrize("target", [0, 99, 100, 101, 299, 300, 301, 599, 600, 601, None])
+def test_only_as_many_models_leave_as_the_memory_asks_for(target: int | None) -> None:
+    least = {"first": 300, "second": 200, "third": 100}  # in the order in which they would leave
+
+    async def unload_one(name: str) -> bool:
+        assert name == ""
+        return bool(least) and bool(least.pop(next(iter(least))))
+
+    async def run() -> None:
+        memory = ModelMemory(1000, unload_one, several=True)
+        members = {name: shares.Share(least=n) for name, n in least.items()}
+        memory.shares = lambda: {name: members[name] for name in least}  # type: ignore[method-assign]
+        await memory.ask(target)
+
+    asyncio.run(run())
+    n_left = next((n for n in (3, 2, 1) if target is None or sum((100, 200, 300)[:n]) <= target), 0)
+    assert list(least) == ["first", "second", "third"][3 - n_left :]

@@ -262,7 +262,7 @@ def test_the_same_request_is_known_whoever_sends_it_with_whatever_seed() -> None
     assert len(different) == 4
 
 
-@given(st.lists(st.sampled_from(["ended", "left", "acquitted"]), max_size=8), st.integers(1, 4))
+@given(st.lists(st.sampled_from(["ended", "left", "acquitted", "abandoned"]), max_size=8), st.integers(1, 4))
 def test_whatever_becomes_of_suspects_nobody_waits_for_ever(ends: list[str], n: int) -> None:
     async def run() -> None:
         suspects = Suspects("demo")
@@ -279,6 +279,12 @@ def test_whatever_becomes_of_suspects_nobody_waits_for_ever(ends: list[str], n: 
                     if end == "ended":
                         suspects.ended([item], EngineGone("killed"))
                         continue
+                    if end == "abandoned":  # its client leaves, and then the process that handles it ends
+                        number = id(item)
+                        suspects.handled[number] = item
+                        suspects.abandon(number, item)
+                        suspects.ended([*suspects.handled.values()], EngineGone("killed"))
+                        return
                     (suspects.leave if end == "left" else suspects.acquit)(item)
                     return
 
