@@ -334,13 +334,19 @@ def test_file_that_nobody_waits_for_is_not_fetched_to_its_end(files: str) -> Non
     [
         ("/to?file:///etc/passwd", "not an http or https URL"),
         ("/to?ftp://127.0.0.1/a.png", "not an http or https URL"),
-        ("/to?/to?/to?/to?/to?/to?/to?/a.png", "answers 404|more than 5"),
+        ("/to?" * (downloads.MOST_REDIRECTS + 1) + "/a.png", f"redirects more than {downloads.MOST_REDIRECTS} times"),
+        ("/to?" * 20 + "/a.png", f"redirects more than {downloads.MOST_REDIRECTS} times"),
         ("/b.png", "answers 404"),
     ],
 )
 def test_where_a_url_leads_is_bounded(path: str, words: str, files: str) -> None:
     with pytest.raises(MediaError, match=words):
         Downloads("all").get(files + path)
+
+
+@pytest.mark.parametrize("n_redirects", range(downloads.MOST_REDIRECTS + 1))
+def test_as_many_redirects_as_are_allowed_are_followed(n_redirects: int, files: str) -> None:
+    assert Downloads("all").get(f"{files}{'/to?' * n_redirects}/a.png") == png()
 
 
 def test_a_redirect_into_this_network_is_refused(files: str, monkeypatch: pytest.MonkeyPatch) -> None:

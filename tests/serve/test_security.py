@@ -2,6 +2,7 @@
 
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
@@ -9,7 +10,7 @@ import pytest
 
 from devices.errors import TrustError
 from edge.serve.app import create_app
-from edge.serve.http import bodies
+from edge.serve.http import bodies, own_names
 from edge.serve.http.own_names import OwnNames
 from edge.serve.http.security import usual_path
 from edge.serve.options import ServeOptions, check
@@ -276,6 +277,46 @@ def test_keys(url: str, headers: dict[str, str], status: int) -> None:
             "type": "error",
             "error": {"type": "authentication_error", "message": answered.json()["error"]["message"]},
         }
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", MODELS),
+        ("POST", CHAT),
+        ("POST", MESSAGES),
+        ("POST", "/api/chat"),
+        ("DELETE", "/v1/prefixes/a"),
+        ("GET", "/none"),
+    ],
+)
+def test_refusal_for_want_of_a_key_says_how_a_key_is_sent(url: str, method: str, path: str) -> None:
+    for headers in ({}, {"x-api-key": "sk-wrong"}, {"Accept": "text/html"}):
+        refused = httpx.request(method, url + path, headers=headers)
+        assert refused.status_code == 401
+        assert refused.headers["www-authenticate"] == "Bearer"
+
+
+def test_names_of_this_machine_in_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_text(
+        "127.0.0.1 localhost\n10.0.0.5 Box.Lab.Example box # box.comment.example\n10.0.0.6 other.lab.example\n\n"
+    )
+    resolv = tmp_path / "resolv.conf"
+    resolv.write_text(
+        "# search comment.example\nnameserver 1.1.1.1\ndomain one.example\nsearch two.example three.example .\n\n"
+    )
+    files = {"/etc/hosts": hosts, "/etc/resolv.conf": resolv}
+    monkeypatch.setattr(own_names, "Path", lambda name: files[name])
+    monkeypatch.setattr(socket, "gethostname", lambda: "box")
+    names = OwnNames(ServeOptions())
+    for host in ("box", "box.lab.example", "box.one.example", "BOX.two.example:8080", "box.three.example."):
+        assert host in names, host
+    for host in ("box.comment.example", "other.lab.example", "box.four.example", "one.example", "box.1.1.1.1"):
+        assert host not in names, host
+    resolv.write_bytes(b"search \xff\n")  # neither of the files is needed
+    hosts.unlink()
+    assert "box.local" in OwnNames(ServeOptions())
 
 
 def test_health_needs_no_key_and_everything_is_served_with_strict_headers(url: str) -> None:
