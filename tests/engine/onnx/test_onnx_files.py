@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import os
 import subprocess
 import sys
+import tempfile
+import warnings
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +19,8 @@ from onnx import ModelProto, TensorProto, helper
 from edge.errors import EdgeError, EngineError
 from edge.onnx import file
 from edge.onnx.engine import OnnxEngine
+from edge.onnx.file import load
+from edge.onnx.runtime import quiet_tools
 from edge.quantization import onnx
 from edge.quantization.onnx import quantize
 from quant.errors import ModelFileError
@@ -269,3 +276,52 @@ quantize(pathlib.Path({str(source)!r}), pathlib.Path({str(target)!r}), "int8")
         process.kill()
     assert not target.exists()
     assert source.read_bytes() == before
+
+
+@pytest.mark.parametrize("shape", [(3, 3), (2, 3), (1, 1), (7,), (), (0, 4)], ids=str)
+@pytest.mark.parametrize(
+    "type_name", ["FLOAT", "FLOAT16", "BFLOAT16", "DOUBLE", "INT8", "BOOL", "INT64", "INT4", "UINT4"]
+)
+def test_external_weights_of_any_type_and_size_are_read(tmp_path: Path, type_name: str, shape: tuple[int, ...]) -> None:
+    """Two values of 4 bits share a byte, so an odd number of them fills its last byte by half."""
+    n_values = math.prod(shape)
+    bits = {"INT4": 4, "UINT4": 4, "INT8": 8, "BOOL": 8, "FLOAT16": 16, "BFLOAT16": 16, "FLOAT": 32}.get(type_name, 64)
+    content = bytes(1 + i % 2 if bits > 4 else 0x21 for i in range((n_values * bits + 7) // 8))
+    content = bytes(i % 2 for i in range(n_values)) if type_name == "BOOL" else content
+    tensor = helper.make_tensor("w", getattr(TensorProto, type_name), shape, content, raw=True)
+    value = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])
+    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "g", [value], [
+        helper.make_tensor_value_info("y", TensorProto.FLOAT, [1])
+    ], [tensor])  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    path = saved(model, tmp_path / "m.onnx", save_as_external_data=True, location="m.data", size_threshold=0)
+    assert (tmp_path / "m.data").stat().st_size == len(content)
+    [read] = load(path).model.graph.initializer
+    assert read.raw_data == content
+    with (tmp_path / "m.data").open("r+b") as file:
+        file.truncate(max(len(content) - 1, 0))
+    if content:
+        with pytest.raises(ModelFileError, match=f"ends at byte {len(content)} of 'm.data'"):
+            load(path)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_tools_change_nothing_of_the_process_that_stays(tmp_path: Path, fails: bool) -> None:
+    def settings() -> list[object]:
+        root = logging.getLogger()
+        streams = (sys.stdout, sys.stderr, tempfile.tempdir, tempfile.gettempdir())
+        return [*streams, root.manager.disable, root.level, list(root.handlers), list(warnings.filters)]
+
+    before, folder = settings(), tmp_path / "tools"
+    folder.mkdir()
+    with suppress(ValueError), quiet_tools(folder):
+        assert Path(tempfile.mkdtemp()).parent == folder
+        logging.basicConfig(level=logging.DEBUG)
+        logging.getLogger().setLevel(logging.DEBUG)
+        warnings.simplefilter("error")
+        if fails:
+            raise ValueError("a tool failed")
+    folder.rename(tmp_path / "gone")
+    assert settings() == before
+    with tempfile.TemporaryFile() as file:
+        file.write(b"!")

@@ -90,6 +90,17 @@ def test_files_do_not_get_the_numbers_of_closed_streams(closed: str, tmp_path: P
     assert int((tmp_path / "f").read_text()) > 2
 
 
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&-", "<&- >&- 2>&-"])
+def test_programs_get_open_streams_from_a_process_whose_own_were_closed(closed: str, tmp_path: Path) -> None:
+    look = "import os; [os.fstat(number) for number in range(3)]"
+    code = (
+        f"import subprocess; code = subprocess.run([sys.executable, '-c', {look!r}]).returncode;"
+        f" open({str(tmp_path / 'f')!r}, 'w').write(str(code))"
+    )
+    assert run(code, around=closed).returncode == 0
+    assert (tmp_path / "f").read_text() == "0"
+
+
 @pytest.mark.parametrize(("around", "number"), [(">/dev/full", 28), (">&-", 9)])
 def test_output_that_cannot_be_written_is_an_error_that_names_it(around: str, number: int) -> None:
     code = (
