@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable
-from statistics import linear_regression
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 _NEW = 0.2  # weight of a new measurement in an average
 _CHARS_PER_TOKEN = 4.0  # usual for text in Latin letters
 _TOKENS = 128.0  # expected tokens of an answer until some answers have ended
 _TOKENS_PER_PREFILL = 4.0  # prompt tokens that take as long as one generated token, until prompts were measured
+
+
+def lower_hull(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
+    """Return the corners of the lower convex hull of points, which are sorted by different first values."""
+    hull: list[tuple[int, float]] = []
+    for n, seconds in points:
+        while len(hull) > 1:
+            (n_0, s_0), (n_1, s_1) = hull[-2:]
+            if (s_1 - s_0) * (n - n_0) < (seconds - s_0) * (n_1 - n_0):
+                break
+            hull.pop()
+        hull.append((n, seconds))
+    return hull
 
 
 class Average:
@@ -56,10 +70,11 @@ class Speeds:
         # Time of the last token of each answer by number; the beginning of an answer without tokens.
         self._last: dict[int, float] = {}
         self._in_prompt: set[int] = set()
+        self._changed_at = -math.inf  # time at which an answer began or ended last
 
     def begun(self, number: int) -> None:
         """Note that the process computes the prompt of an answer from now on."""
-        self._last[number] = self._clock()
+        self._last[number] = self._changed_at = self._clock()
         self._in_prompt.add(number)
 
     def token(self, number: int, n_computed: int) -> None:
@@ -69,7 +84,10 @@ class Speeds:
         before, now = self._last[number], self._clock()
         self._last[number] = now
         if number not in self._in_prompt:
-            self._token_s.setdefault(len(self._last), Average()).add(now - before)
+            # Otherwise a part of the time belongs to another number of answers. Answers of one step often end together,
+            # so all smaller numbers would be measured with the time of the largest one.
+            if before >= self._changed_at:
+                self._token_s.setdefault(len(self._last), Average()).add(now - before)
             return
         self._in_prompt.remove(number)
         if n_computed:
@@ -77,7 +95,8 @@ class Speeds:
 
     def ended(self, number: int) -> None:
         """Note the end of an answer."""
-        self._last.pop(number, None)
+        if self._last.pop(number, None) is not None:
+            self._changed_at = self._clock()
         self._in_prompt.discard(number)
 
     def token_s(self, n_answers: int) -> float | None:
@@ -102,14 +121,16 @@ class Speeds:
     def slowdown(self, n_answers: int) -> float:
         """Return the factor by which one more answer lengthens the tokens of `n_answers`; 1 if it is unknown.
 
-        The factor is that of a line through all measured times, because two neighbouring times differ by noise and by
-        the groups of a pipeline.
+        The factor is that of the lower convex hull of all measured times, because two neighbouring times differ by
+        noise and by the groups of a pipeline. A pipeline is as fast for each answer until all its stages are busy, so a
+        line would count a delay that does not exist.
         """
-        if not self._token_s or not min(self._token_s) <= n_answers < max(self._token_s):
+        points = sorted((n, average.value) for n, average in self._token_s.items() if average.value is not None)
+        if not points or not points[0][0] <= n_answers < points[-1][0]:
             return 1.0
-        numbers, averages = zip(*self._token_s.items(), strict=True)
-        slope, intercept = linear_regression(numbers, [average.value for average in averages])
-        before_s = intercept + slope * n_answers
+        (low, low_s), (high, high_s) = next((a, b) for a, b in pairwise(lower_hull(points)) if a[0] <= n_answers < b[0])
+        slope = (high_s - low_s) / (high - low)
+        before_s = low_s + slope * (n_answers - low)
         return 1.0 + slope / before_s if slope > 0 < before_s else 1.0
 
     def prefill_s(self) -> float | None:

@@ -88,6 +88,51 @@ def test_delays_of_other_answers_count(
     assert chosen(crowded(*token_s, n_answers=n_answers), replica(other_s, 0.0), chars=0) == expected
 
 
+def divided(*token_s: tuple[float, ...], rounds: int = 3, tokens: int = 12) -> list[int]:
+    """Answer one request and then eight together, several times. Return how the last eight were divided.
+
+    token_s: for each replica, the seconds of a token of 1, 2, ... 8 answers.
+    """
+    dispatcher, clocks = Dispatcher(), [Clock() for _ in token_s]
+    for clock in clocks:
+        there = replica(1.0, 1.0)
+        there.process.about["sequences"] = 8
+        there.process.answers.speeds = Speeds(clock)
+        dispatcher.replicas.append(there)
+    result: list[int] = []
+    for n_requests in (1, 8) * rounds:
+        for number in range(n_requests):
+            answer = ProcessAnswer(Generation(prompt="new"))
+            dispatcher._prompts[answer] = _Prompt(16, (), tokens, tokens)
+            best = dispatcher._best(answer).process.answers
+            best[number] = answer
+            best.speeds.begun(number)
+        result = [len(there.process.answers) for there in dispatcher.replicas]
+        for there, clock, times in zip(dispatcher.replicas, clocks, token_s, strict=True):
+            answers = there.process.answers
+            for i in range(tokens):
+                clock.now += times[len(answers) - 1] if answers else 0.0
+                for number in [*answers]:  # the answers of a step end one after another
+                    answers.speeds.token(number, 0 if i else 4)
+                    if i + 1 == tokens:
+                        answers.pop_answer(number)
+    return result
+
+
+PIPELINES = [  # of 2 and 3 devices; the last is one device
+    (0.67, 0.67, 0.676, 0.677, 0.782, 0.893, 1.004, 1.109),
+    (0.822, 0.823, 0.83, 0.84, 1.1, 1.199, 1.342, 1.484),
+    (0.216, 0.216, 0.232, 0.246, 0.243, 0.248, 0.285, 0.322),
+    (0.189, 0.21, 0.297, 0.384, 0.473, 0.562, 0.65, 0.739),
+]
+
+
+@pytest.mark.parametrize(("first", "second", "expected"), [(0, 1, [4, 4]), (0, 0, [4, 4]), (3, 2, [2, 6])])
+def test_requests_are_divided_so_that_all_stages_are_busy(first: int, second: int, expected: list[int]) -> None:
+    """A pipeline answers several requests as fast as one, but no more."""
+    assert divided(PIPELINES[first], PIPELINES[second]) == expected
+
+
 def test_a_full_replica_counts_the_delay_of_its_last_slot() -> None:
     full = crowded(0.2, 0.3, 0.4, 0.5, n_answers=4)
     assert Dispatcher()._delay(full) == pytest.approx((0.5 / 0.4) ** 3)

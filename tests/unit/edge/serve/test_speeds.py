@@ -54,6 +54,33 @@ def test_several_answers_count_by_their_number_until_they_end() -> None:
     assert speeds.token_s(1) == pytest.approx(0.1)
 
 
+def test_a_token_counts_only_if_no_answer_began_or_ended_before_it() -> None:
+    """Answers of one step end one by one: none of them is measured with fewer answers than were computed."""
+    clock = Clock()
+    speeds = Speeds(clock)
+    for number in (1, 2, 3):
+        speeds.begun(number)
+        speeds.token(number, 0)
+    clock.now += 0.6
+    for number in (1, 2, 3):
+        speeds.token(number, 0)
+    clock.now += 0.6
+    for number in (1, 2):
+        speeds.token(number, 0)
+        speeds.ended(number)
+    speeds.token(3, 0)
+    assert speeds.token_s(3) == pytest.approx(0.6)
+    assert speeds.token_s(1) == pytest.approx(0.3)  # from three answers
+    clock.now += 0.5
+    speeds.token(3, 0)
+    assert speeds.token_s(1) == pytest.approx(0.5)
+    clock.now += 0.3
+    speeds.begun(4)
+    clock.now += 0.4
+    speeds.token(3, 0)
+    assert (speeds.token_s(1), speeds.token_s(2)) == pytest.approx((0.5, 0.5 + 0.1 / 2))
+
+
 def measured(*seconds: tuple[int, float]) -> Speeds:
     """Speeds with the seconds of a token by the number of answers."""
     clock = Clock()
@@ -75,12 +102,14 @@ def test_times_between_measured_numbers_of_answers_are_interpolated() -> None:
     assert [speeds.token_s(n) for n in (1, 5)] == pytest.approx([0.2 * 2 / 3, 0.4 * 6 / 5])
 
 
-def test_a_further_answer_slows_others_by_a_line_through_all_times() -> None:
+def test_a_further_answer_slows_others_by_the_lower_hull_of_all_times() -> None:
     assert measured().slowdown(1) == 1.0
     linear = measured((2, 0.2), (4, 0.4))
     assert [linear.slowdown(n) for n in (0, 1, 2, 3, 4)] == pytest.approx([1, 1, 1.5, 4 / 3, 1])
-    steps = measured((1, 0.2), (2, 0.2), (3, 0.3), (4, 0.3))  # 0.15 + 0.04 n
-    assert [steps.slowdown(n) for n in (1, 2, 3)] == pytest.approx([0.23 / 0.19, 0.27 / 0.23, 0.31 / 0.27])
+    steps = measured((1, 0.2), (2, 0.2), (3, 0.3), (4, 0.3))  # the third answer counts as 0.25
+    assert [steps.slowdown(n) for n in (1, 2, 3)] == pytest.approx([1, 0.25 / 0.2, 0.3 / 0.25])
+    busy = measured((1, 0.72), (4, 0.71), (8, 1.45))  # stages have time for four answers
+    assert [busy.slowdown(n) for n in (1, 2, 3, 4)] == pytest.approx([1, 1, 1, 1 + 0.185 / 0.71])
     assert measured((1, 0.4), (2, 0.2)).slowdown(1) == 1.0  # noise: more answers are no faster
 
 
