@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -148,6 +148,17 @@ class InFlight:
     def of_step(self, n_answers: int) -> int:
         """Return the number of answers in a step, if `n_answers` are spread over the microbatches."""
         return -(-n_answers // self._budget.microbatches)
+
+    def most_with(self, ready: Collection[RequestState]) -> int:
+        """Return the largest number of steps in flight if these requests are ready: the groups that all answers form.
+
+        With more steps some groups would stay smaller than the others. 4 answers in groups of 2, 1 and 1 keep a stage
+        busy for three steps, in groups of 2 and 2 for two. Prompts, and answers with adapters, have steps of their own.
+        """
+        if self.most == 1 or any(state.pending > 1 or state.adapters for state in ready):
+            return self.most
+        n_answers = len(ready) + self.n_requests
+        return min(self.most, -(-n_answers // max(1, self.of_step(n_answers))))
 
     @property
     def has_windows(self) -> bool:

@@ -249,7 +249,7 @@ class Scheduler(Closing):
         if self._submit_drafts():
             return False
         self.drafts.disturbed()
-        if not self.queues.ready or len(self._in_flight.awaited) >= self._in_flight.most:
+        if not self.queues.ready or len(self._in_flight.awaited) >= self._in_flight.most_with(self.queues.ready):
             return False
         if not (rows := self._next_rows()):
             return False

@@ -152,7 +152,8 @@ class Texts(RequestSource):
 
     The rules are those of `edge.llm.scheduler`. Of the requests that can decode, ceil((ready + in flight) /
     microbatches) form a group. The step also gets rows of prompts, shortest prompt first, with a reserved part for the
-    oldest. The number of groups in flight is the number of microbatches, or 1 for a single stage.
+    oldest. The number of groups in flight is the number of microbatches, or 1 for a single stage, and fewer if all
+    answers form fewer groups.
 
     With speculative decoding, a request that is alone has draft tokens in its steps. Each draft token is accepted with
     the assumed probability, up to the first rejected one. If the plan uses several draft windows, the lone request has
@@ -262,7 +263,7 @@ class Texts(RequestSource):
         """Submit the next step, if the first stage is idle and another group may be in flight."""
         if self._first.idle:
             self._go_on_alone()
-        if not self._first.idle or self._groups_flying >= self._groups or not self._ready:
+        if not self._first.idle or not self._ready or self._groups_flying >= self._most_groups():
             return
         group, parts = self._chosen()
         if self._has_windows(group, parts):
@@ -280,6 +281,15 @@ class Texts(RequestSource):
             self._groups_flying += 1
             self._requests_flying += len(step.requests)
         self._first.take(step)
+
+    def _most_groups(self) -> int:
+        """Return the number of groups in flight, as `edge.llm.scheduler` does: those of all answers if no prompt is
+        ready.
+        """
+        if any(self.states[index].pending > 1 for index in self._ready):
+            return self._groups
+        in_all = len(self._ready) + self._requests_flying
+        return -(-in_all // -(-in_all // self._groups))
 
     def _begin_alone(self, index: int) -> None:
         """Start the draft windows of a lone request."""
