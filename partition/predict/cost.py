@@ -464,11 +464,20 @@ def groups(concurrency: int, microbatches: int) -> int:
     return -(-concurrency // each)
 
 
+def most_rows(concurrency: int, microbatches: int) -> int:
+    """Return the rows of the largest of the microbatches that C requests form."""
+    return -(-concurrency // microbatches)
+
+
 def per_token_s(pass_s: Numbers, busy_s: Numbers, rows: float, concurrency: int) -> Numbers:
     """Return the seconds per token with all C sequences in flight, in C / b microbatches: max(pass / C, busy / b).
 
-    One cycle of all microbatches yields C tokens. It takes a whole pass, or the busiest stage's or link's time for each
-    microbatch, whichever is longer.
+    One cycle of all microbatches yields C tokens. It takes a whole pass of the largest microbatch, or the busiest
+    stage's or link's time for all microbatches, whichever is longer. Smaller microbatches wait for the largest one,
+    because stages compute them in turn.
+
+    pass_s: seconds of a pass of the largest microbatch, `most_rows`.
+    busy_s: seconds of a mean microbatch of b rows at the busiest stage or link.
     """
     return np.maximum(pass_s / concurrency, busy_s / rows)
 

@@ -33,9 +33,9 @@ _PEAKS = ("alone_busy", "busy", "prompt_busy", "bytes")
 class Measures:
     """Measures that `objectives` need, with `microbatches` in flight.
 
-    Sums: alone: seconds of a token of a lone request. pass: seconds of a microbatch. prompt: seconds of a chunk of a
-        prompt. joules: energy that computing a token takes. idle: watts of all devices while they wait.
-    Peaks: busy: seconds of a microbatch. prompt_busy: seconds of a prompt. bytes: memory of one device.
+    Sums: alone: seconds of a token of a lone request. pass: seconds of the largest microbatch. prompt: seconds of a
+        chunk of a prompt. joules: energy that computing a token takes. idle: watts of all devices while they wait.
+    Peaks: busy: seconds of a mean microbatch. prompt_busy: seconds of a prompt. bytes: memory of one device.
 
     If a lone request may have draft windows at several stages, there are two more measures. alone_busy is a peak:
     seconds of one window, with its drafts. joined is a sum: layers minus stages, because more stages allow more
@@ -64,6 +64,7 @@ class Measures:
         check_objectives(objectives)
         self._work, self._objectives, self.microbatches = work, objectives, microbatches
         self.rows = work.concurrency / microbatches
+        self._most_rows = cost.most_rows(work.concurrency, microbatches)
         self.prompt_stages = 2  # stages assumed for the chunks of a prompt; more than two count as two
         self._is_single, self._idles = work.concurrency == 1, idles
         needed = {name for objective in objectives for name in self._needed(objective)}
@@ -171,7 +172,7 @@ class Measures:
         values = dict.fromkeys((*self.sums, *_SUMS, *_PEAKS), 0.0)
         alone = hop(self._work.alone_rows)
         values["alone"], values["alone_busy"] = sum(alone), alone[1]
-        values["pass"] = sum(hop(self.rows))
+        values["pass"] = sum(hop(self._most_rows))
         values["busy"] = hop(self.rows)[1]
         if "prompt" in self.sums:
             latency_s, busy_s = hop(self._work.prompt / n)
@@ -206,6 +207,8 @@ class Measures:
             values["joined"] = np.maximum(0.0, cuts[None, :] - cuts[:, None] - 1)
         if "busy" in self.names or "joules" in self.names:
             values["pass"] = values["busy"] = seconds(self.rows)
+            if "pass" in self.sums and self._most_rows != self.rows:
+                values["pass"] = seconds(self._most_rows)
             values["joules"], values["idle"] = values["busy"] * watts[0] / self.rows, watts[1]
         if "prompt" in self.sums:
             values["prompt_busy"] = prompt_s()

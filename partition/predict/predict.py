@@ -170,8 +170,8 @@ def _crowd(stages: Sequence[_Stage], rows: float, n_groups: int) -> list[float]:
 
 def _token_s(stages: Sequence[_Stage], requests: int, n_groups: int) -> float:
     """Return the seconds per token of many requests without drafts."""
-    rows = requests / n_groups
-    pass_s = sum(stage.seconds(rows) + sum(stage.hop(rows)) for stage in stages)
+    rows, most_rows = requests / n_groups, cost.most_rows(requests, n_groups)
+    pass_s = sum(stage.seconds(most_rows) + sum(stage.hop(most_rows)) for stage in stages)
     busy = zip(stages, _crowd(stages, rows, n_groups), strict=True)
     busiest_s = max(max(stage.seconds(rows) * times, stage.hop(rows)[1]) for stage, times in busy)
     return float(cost.per_token_s(pass_s, busiest_s, rows, requests))

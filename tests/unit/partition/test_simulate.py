@@ -138,6 +138,22 @@ def test_full_throughput_is_as_the_formula_says(
     assert many - few == pytest.approx(300 * concurrency * token_s, rel=1e-9)
 
 
+@pytest.mark.parametrize(
+    ("stages_of", "link", "concurrency", "microbatches"),
+    [
+        ((1, 1), LinkSpeed(100 * MS, 1e8), 7, 3),  # the pass of the largest group bounds
+        ((1, 1, 1), LinkSpeed(5 * MS, 1e9), 7, 3),
+        ((1, 1), LinkSpeed(0, 5e10), 5, 3),  # the slowest stage does
+    ],
+)
+def test_groups_of_unequal_size_are_as_the_formula_says(
+    stages_of: Sequence[int], link: LinkSpeed, concurrency: int, microbatches: int
+) -> None:
+    plan = of_text(stages_of, link=link, prompt=96, concurrency=concurrency, microbatches=microbatches)
+    few, many = (simulate(plan, closed(concurrency, concurrency, 1, n)).seconds for n in (200, 500))
+    assert many - few == pytest.approx(300 * concurrency / plan.throughput_per_s, rel=1e-3)
+
+
 @pytest.mark.parametrize("in_flight", [1, 2, 3, 64])
 def test_inputs_in_a_window(in_flight: int) -> None:
     for plan in (
