@@ -1,7 +1,7 @@
 """Replicas: throughput beside one device and stages, lost replicas, a light client beside a heavy one, and labs.
 
     python benchmarks/bench_replicas.py [--only throughput|kills|fair|lab] [--model FILE] [--rounds 5] [--far-cores 1]
-        [--kills 200] [--settings 20] [--json [FILE]] [--tiny]
+        [--kills 200] [--settings 20 | --numbers N [N ...]] [--seed 1] [--json [FILE]] [--tiny]
 
 | section    | question                                                                                            |
 | throughput | tokens per second of 8 streams on one device, on the worker, on two stages, and on two replicas     |
@@ -68,6 +68,7 @@ def main() -> None:
     parser.add_argument("--far-cores", type=float, default=1.0, help="share of the worker's core in `throughput`")
     parser.add_argument("--kills", type=int, default=200, help="default: 200")
     parser.add_argument("--settings", type=int, default=20, help="of labs (default: 20)")
+    parser.add_argument("--numbers", type=int, nargs="+", help="only these settings of labs (from 0)")
     parser.add_argument("--stretch", type=float, default=4.0, help="of the times of labs (default: 4)")
     parser.add_argument("--seed", type=int, default=1)
     bench(parser, sections, prepare)

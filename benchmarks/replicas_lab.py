@@ -17,7 +17,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks.harness import ROOT, LeftOut, table
+from benchmarks.harness import ROOT, STDOUT, LeftOut, table, write_json
 from benchmarks.sleeping_labs import FAR, LAN, THIN, WIFI, Setting, lab_of, link_kinds, names_of, profiles_of
 
 SIDE = ROOT / "benchmarks" / "replicas_lab_side.py"
@@ -57,11 +57,20 @@ def settings(n: int, seed: int) -> list[ReplicasSetting]:
     return result
 
 
+def chosen_settings(args: argparse.Namespace) -> list[ReplicasSetting]:
+    """Return the settings of the command line."""
+    numbers = range(args.settings) if args.numbers is None else args.numbers
+    every = settings(max(numbers, default=-1) + 1, args.seed)
+    return [every[number] for number in numbers]
+
+
 TINY = ReplicasSetting("two on loopback", ("pi5", "pi5", "pi5"), {}, rooms=(_OWN_ROOM, 1.3, 1.3))
 
 
 def lab(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """Return the predicted and measured figures of the plans of each setting. They are written after each setting."""
+    """Return the predicted and measured figures of the plans of each setting. A file of figures is written after each
+    setting.
+    """
     from edge.models.synth import SHAPES, outline
 
     if not args.tiny and os.geteuid() != 0:
@@ -70,13 +79,17 @@ def lab(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     outline(model, SHAPES["qwen2.5-0.5b" if args.tiny else MODEL])
     rows: list[dict[str, Any]] = []
     failed: dict[str, str] = {}
-    for setting in [TINY] if args.tiny else settings(args.settings, args.seed):
+    figures: dict[str, Any] = {}
+    for setting in [TINY] if args.tiny else chosen_settings(args):
         try:
             rows.append(_measured(setting, model, args))
         except (subprocess.SubprocessError, OSError, ValueError, RuntimeError) as error:
             failed[setting.name] = f"{error}"[-300:]
         print(f"{setting.name}: {_progress(rows, failed, setting.name)}", file=sys.stderr, flush=True)
-    return {"settings": rows, "summary": summary(rows), "failed": failed}
+        figures = {"settings": rows, "summary": summary(rows), "failed": failed}
+        if args.json != STDOUT:
+            write_json({"lab": figures}, args.json)
+    return figures
 
 
 def _measured(setting: ReplicasSetting, model: Path, args: argparse.Namespace) -> dict[str, Any]:
@@ -110,17 +123,29 @@ def _measured(setting: ReplicasSetting, model: Path, args: argparse.Namespace) -
             figures["throughput_per_s"] *= stretch
     return {
         "name": setting.name, "devices": setting.devices, "rooms": setting.rooms, "link": dict(setting.link),
-        "stretch": stretch, "best": best["best"], "plans": plans,
+        "stretch": stretch, "best": best["best"], "best_over_chosen": best_over_chosen(best["best"], plans),
+        "plans": plans,
     }  # fmt: skip
+
+
+def best_over_chosen(chosen: str, plans: Sequence[dict[str, Any]]) -> float | None:
+    """Return the throughput of the best measured plan over that of the chosen one; None if it does not count.
+
+    chosen: key of the plan.
+    """
+    rates = {plan["key"]: plan["measured"]["throughput_per_s"] for plan in plans if plan["waited"] <= MOST_WAITED}
+    return float(max(rates.values()) / rates[chosen]) if chosen in rates and len(rates) > 1 else None
 
 
 def _progress(rows: Sequence[dict[str, Any]], failed: dict[str, str], setting: str) -> str:
     if setting in failed:
         return failed[setting]
-    return "; ".join(
+    plans = "; ".join(
         f"{plan['plan']}: {', '.join(f'{_error(plan, name):+.1%}' for name in _FIGURES)} (waited {plan['waited']:.0%})"
         for plan in rows[-1]["plans"]
     )
+    behind = rows[-1]["best_over_chosen"]
+    return plans if behind is None else f"{plans}; best over chosen: {behind:.3f}"
 
 
 def _error(plan: dict[str, Any], figure: str) -> float:
@@ -129,24 +154,22 @@ def _error(plan: dict[str, Any], figure: str) -> float:
 
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return the errors of predictions, and the throughput of the best measured plan over that of the chosen one."""
-    errors: dict[str, list[float]] = {name: [] for name in _FIGURES}
-    behind, rejected = [], 0
-    for row in rows:
-        counted = [plan for plan in row["plans"] if plan["waited"] <= MOST_WAITED]
-        rejected += len(row["plans"]) - len(counted)
-        for plan in counted:
-            for name in _FIGURES:
-                errors[name].append(abs(_error(plan, name)))
-        rates = {plan["key"]: plan["measured"]["throughput_per_s"] for plan in counted}
-        if row["best"] in rates and len(rates) > 1:
-            behind.append(max(rates.values()) / rates[row["best"]])
+    plans = [plan for row in rows for plan in row["plans"]]
+    counted = [plan for plan in plans if plan["waited"] <= MOST_WAITED]
+    kinds = {kind: [plan for plan in counted if plan["kind"] == kind] for kind in sorted({p["kind"] for p in counted})}
+    behind = [row["best_over_chosen"] for row in rows if row["best_over_chosen"] is not None]
     return {
         "settings": len(rows),
-        "plans": sum(len(row["plans"]) for row in rows),
-        "rejected": rejected,
-        "errors": {name: _median_and_worst(values) for name, values in errors.items() if values},
+        "plans": len(plans),
+        "rejected": len(plans) - len(counted),
+        "errors": _errors(counted),
+        "kinds": {kind: _errors(of_kind) for kind, of_kind in kinds.items()},
         "best_over_chosen": _median_and_worst(behind) if behind else None,
     }
+
+
+def _errors(plans: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    return {name: _median_and_worst([abs(_error(plan, name)) for plan in plans]) for name in _FIGURES if plans}
 
 
 def _median_and_worst(values: Sequence[float]) -> dict[str, float]:
@@ -169,8 +192,9 @@ def lab_text(figures: dict[str, Any]) -> str:
     header = ["setting: copies", "token, ms", "off by", f"tokens/s of {STREAMS}", "off by", "waited"]
     total = figures["summary"]
     lines = [
-        f"{name}: off by {errors['median']:.1%} in the median, {errors['worst']:.1%} at worst of {errors['n']}"
-        for name, errors in total["errors"].items()
+        f"{kind}, {name}: off by {errors['median']:.1%} in the median, {errors['worst']:.1%} at worst of {errors['n']}"
+        for kind, of_kind in {"all": total["errors"], **total["kinds"]}.items()
+        for name, errors in of_kind.items()
     ]
     if behind := total["best_over_chosen"]:
         lines.append(

@@ -9,8 +9,9 @@ import asyncio
 import json
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,9 @@ CONTEXT, PROMPT, DEPTH = 4096, 8, 32
 AXES = ("latency", "throughput")
 _MOST_PLANS = 4
 _NEAR = 1.2  # a plan with less than 1 / 1.2 of the best throughput is no rival
-_WARM_UP = 12  # tokens of each answer before the measurement; the dispatcher learns speeds from them
+_WARM_UPS = (
+    3  # rounds before the measurement, from which the dispatcher learns speeds; each lone answer tries a replica
+)
 _SETTLED, _LEAST = 3, 8  # tokens of each answer before the window of the measurement begins, and in it
 _WINDOW_S = 6.0
 
@@ -120,18 +123,20 @@ def measured(point: Point, target: dict[str, Any], waits: CoreWaits, plan: Path)
     streams = 2 if target["tiny"] else target["streams"]
     with running({"": server}):
         wait_for(server, len(point.plan.copies))
-        for n in (1, streams, streams):
-            asyncio.run(answers(server, n, _WARM_UP))
-        (alone_per_s, together_per_s), waited = waits.during(
-            lambda: [asyncio.run(steady_per_s(server, n)) for n in (1, streams)]
-        )
+        for n in (1, streams) * _WARM_UPS:
+            asyncio.run(steady(server, n, 0.0))
+        (lone, together), waited = waits.during(lambda: [asyncio.run(steady(server, n)) for n in (1, streams)])
     predicted = point.predicted.to_json()
     return {
         "key": point.key,
         "plan": shape_text(point.plan),
+        "kind": kind_of(point.plan),
         "predicted": {name: predicted[name] for name in ("latency_s", "throughput_per_s")},
-        "measured": {"latency_s": 1 / alone_per_s, "throughput_per_s": together_per_s},
-        "requests": [copy.in_flight for copy in point.predicted.copies],
+        "measured": {"latency_s": 1 / lone.per_s, "throughput_per_s": together.per_s},
+        "requests": {
+            "predicted": [copy.in_flight for copy in point.predicted.copies or [point.predicted]],
+            "measured": [together.replicas[i] for i in range(len(point.plan.copies))],
+        },
         "waited": waited,
     }
 
@@ -142,18 +147,28 @@ def shape_text(plan: Plan) -> str:
     return " | ".join("+".join(map(str, widths)) for widths in copies)
 
 
+def kind_of(plan: Plan) -> str:
+    """Return the kind of a plan by the number of copies that have several stages."""
+    if not plan.replicas:
+        return "no copies"
+    pipelines = sum(len(copy.computing) > 1 for copy in plan.copies)
+    return {0: "copies of one stage", 1: "one pipeline beside copies"}.get(pipelines, "several pipelines as copies")
+
+
 def body_of(server: Server, tokens: int) -> dict[str, Any]:
     return completion(server, "Tell me all of it", tokens, ignore_eos=True, temperature=1.0, top_k=40)
 
 
-async def answers(server: Server, n: int, tokens: int) -> None:
-    bodies = [body_of(server, tokens) for _ in range(n)]
-    for heard in await asyncio.gather(*(ask(server.address, "/v1/completions", body) for body in bodies)):
-        heard.check()
+@dataclass(frozen=True)
+class Steady:
+    """Figures of streams while all of them get tokens."""
+
+    per_s: float  # tokens: the sum of the rates of all streams
+    replicas: Counter[int]  # requests of each replica
 
 
-async def steady_per_s(server: Server, n: int) -> float:
-    """Return the tokens per second of n streams while all of them get tokens: the sum of their rates."""
+async def steady(server: Server, n: int, window_s: float = _WINDOW_S) -> Steady:
+    """Measure n streams while all of them get tokens, for `window_s` or longer."""
     heard = [Heard(time.perf_counter()) for _ in range(n)]
     body = body_of(server, CONTEXT // (2 * n))
     tasks = [asyncio.create_task(ask(server.address, "/v1/completions", body, heard=own)) for own in heard]
@@ -162,10 +177,14 @@ async def steady_per_s(server: Server, n: int) -> float:
         while not all(len(own.at) > _SETTLED for own in heard):
             await check(tasks)
         begin_s = max(own.at[_SETTLED] for own in heard)
-        while end_s - begin_s < _WINDOW_S or min(count(own.at, begin_s, end_s) for own in heard) < _LEAST:
+        while end_s - begin_s < window_s or min(count(own.at, begin_s, end_s) for own in heard) < _LEAST:
             await check(tasks)
             end_s = time.perf_counter()
-        return sum(rate([at for at in own.at if begin_s <= at <= end_s]) for own in heard)
+        slots = (await status_of(server))["slots"]
+        return Steady(
+            sum(rate([at for at in own.at if begin_s <= at <= end_s]) for own in heard),
+            Counter(slot.get("replica", 0) for slot in slots if slot["is_processing"]),
+        )
     finally:
         for task in tasks:
             task.cancel()
