@@ -71,9 +71,10 @@ FIGURES = {"token_s": "a greedy token", "prefill_tokens_per_s": f"prompt of {PRO
 def prepare(folder: Path, args: argparse.Namespace) -> Figures:
     """Write the model."""
     args.rounds, args.closings = (1, 2) if args.tiny else (args.rounds, args.closings)
-    if args.model is None:
-        args.model = MODEL_PATH if args.tiny else folder / f"{SHAPE}.gguf"
-    if not args.model.exists():
+    if args.model is None and args.tiny:
+        args.model = MODEL_PATH
+    elif args.model is None:
+        args.model = folder / f"{SHAPE}.gguf"
         synth.synthesize(args.model, synth.SHAPES[SHAPE], "q4_0")
     return {"model": args.model.name}
 

@@ -128,6 +128,12 @@ def test_ctypes_lives_in_few_files() -> None:
     assert users == ggml | llama | backends | {"devices/processes/limits.py"}
 
 
+def test_no_file_in_git_is_larger_than_16_mb() -> None:
+    names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    large = [name for name in names.split("\0") if (ROOT / name).is_file() and (ROOT / name).stat().st_size > 16e6]
+    assert not large
+
+
 @pytest.mark.filterwarnings("default::UserWarning")
 def test_large_files_and_rooms_give_a_warning() -> None:
     lines = {path: len(path.read_text().splitlines()) for path in FILES if not path.name.endswith("_pb2.py")}

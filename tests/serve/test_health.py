@@ -15,6 +15,8 @@ import pytest
 
 from edge.api.config import EngineConfig
 from edge.errors import EngineGone
+from edge.llm.continuation import Request
+from edge.llm.engine import Engine
 from edge.llm.options import EngineOptions
 from edge.models.demo import MODEL_PATH
 from edge.serve.answer import ProcessAnswer
@@ -25,9 +27,12 @@ from edge.serve.served import Generation
 from edge.serve.watch import RESTARTING, Deadlines, Watch
 from tests.serve.scripted import ScriptedModels
 from tests.serve.serving import serving
+from tests.support.drafting import same_but_for_ties
 from tests.support.workers import Worker, worker
 
-CONFIG = EngineConfig(str(MODEL_PATH), EngineOptions(threads=1, sequences=3, context=512), prefix_cache=0)
+# Passes of one token and of several give nearly the same logits with these options.
+OPTIONS = EngineOptions(threads=1, sequences=3, context=512, kv_type="f32", flash_attention="off")
+CONFIG = EngineConfig(str(MODEL_PATH), OPTIONS, prefix_cache=0)
 ASKED = Generation(prompt="Tell me", max_tokens=300, sampling={"temperature": 0.0, "logit_bias": {4: -100.0}})
 SOON = Deadlines(ask_s=0.25, silent_s=0.5, stuck_s=2.0)
 WAIT_S = 90.0
@@ -37,6 +42,14 @@ async def begin(process: EngineProcess) -> ProcessAnswer:
     answer = ProcessAnswer(ASKED)
     await process.generate(answer)
     return answer
+
+
+def assert_same(expected: list[int], tokens: list[int]) -> None:
+    """Assert that an answer is the expected one, up to a near tie: the next process computes several tokens at once."""
+    if tokens != expected:
+        with Engine(MODEL_PATH, OPTIONS) as engine:
+            prompt = engine.model.tokenize(str(ASKED.prompt), add_special=True, parse_special=True)
+            same_but_for_ties(engine, Request(prompt, 1), expected, tokens)
 
 
 async def until(process: EngineProcess, *states: str) -> list[Mapping[str, Any]]:
@@ -70,7 +83,7 @@ def test_a_process_that_says_nothing_is_told_ended_and_its_answers_go_on() -> No
             assert restarting["reason"] == RESTARTING
             assert not any("demo" in item.get("reason", "") for item in response)
             tokens += [piece.token_id async for piece in answer]
-            assert tokens == alone
+            assert_same(alone, tokens)
             assert process.restarts == 1
         finally:
             await process.close()
@@ -175,7 +188,7 @@ def test_engine_and_workers_that_end_together_cost_no_answer(tmp_path: Path, n_l
                 worker.kill()
             os.kill(process._child.process.pid, signal.SIGKILL)
             tokens += [piece.token_id async for piece in answer]
-            assert tokens == alone
+            assert_same(alone, tokens)
             assert (process.failed, process.restarts) == (None, 1)
         finally:
             await process.close()
