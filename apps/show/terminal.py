@@ -236,7 +236,7 @@ class _Talk:
 
     def _changed(self, message: str) -> None:
         """Reset the state of the last answer and save, because the conversation has changed."""
-        self._last, self._unanswered = None, None
+        self._last, self._thought, self._unanswered = None, "", None
         self._keep()
         self._console.print(f"[dim]{message}[/]")
 

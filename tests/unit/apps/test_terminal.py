@@ -15,6 +15,8 @@ import pytest
 
 from apps.show import terminal as conversation
 from apps.show.answer import LoadedChat
+from apps.show.answer import answer as own_answer
+from edge.errors import WorkerError
 from edge.llm.chat import Chat
 from edge.llm.engine import load
 from edge.llm.generate import Response
@@ -401,6 +403,87 @@ def test_a_question_that_was_stopped_is_asked_as_it_was_meant(
         talk._edit("")
         assert talk._draft == ""
         assert "there is no question yet" in capsys.readouterr().out
+
+
+def test_thought_that_is_shown_is_that_of_the_last_answer(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    with load(ModelFile.open(MODEL_PATH), EngineOptions(context=512)) as engine:
+        chat = Chat(engine)
+        talk = conversation._Talk(LoadedChat(chat, 0.0, None), SamplingParams(temperature=0), 4, ())
+        talk._answer("one")
+        chat.save(tmp_path / "chat")
+
+        def stopped() -> None:
+            with monkeypatch.context() as patch:
+                patch.setattr(conversation, "answer", interrupted)
+                talk._answer("two")
+
+        changes: dict[str, Callable[[], None]] = {
+            "stopped": stopped,
+            "answered": lambda: talk._answer("three"),
+            "retried": lambda: talk._retry(""),
+            "undone": lambda: talk._undo(""),
+            "loaded": lambda: talk._load(str(tmp_path / "chat")),
+            "cleared": lambda: talk._clear(""),
+        }
+        for name, change in changes.items():
+            talk._thought = "what was thought before"
+            talk._show_thought("")
+            assert "what was thought before" in capsys.readouterr().out
+            change()
+            capsys.readouterr()
+            talk._show_thought("")
+            assert "the last answer has no thought" in capsys.readouterr().out, name
+
+
+class Deployed:
+    """A deployment on two devices, one of which fails when a test says so."""
+
+    names = ("a", "b")
+
+    def line(self) -> str:
+        return "on a and b"
+
+
+@pytest.mark.parametrize(
+    ("lines", "lost"),
+    [
+        (["ok"], False),
+        (["lost"], True),
+        (["lost", "ok"], False),  # the model was loaded anew meanwhile
+        (["ok", "lost", "/help"], True),
+        (["lost", "ok", "lost"], True),
+        (["lost", "stopped"], False),
+    ],
+)
+def test_chat_ends_with_the_error_of_its_devices_only_while_it_lasts(
+    monkeypatch: pytest.MonkeyPatch, lines: list[str], lost: bool
+) -> None:
+    class Lines:
+        def __init__(self, _: object) -> None:
+            self.left = [*lines]
+
+        def read(self, _: str) -> str:
+            if not self.left:
+                raise EOFError
+            return self.left.pop(0)
+
+    def answer(chat: Chat, text: str | None, *values: Any, **options: Any) -> Iterator[Response]:
+        if text == "lost":
+            raise WorkerError("device b is gone")
+        return interrupted() if text == "stopped" else own_answer(chat, text, *values, **options)
+
+    monkeypatch.setattr(conversation, "PromptLine", Lines)
+    monkeypatch.setattr(conversation, "answer", answer)
+    with load(ModelFile.open(MODEL_PATH), EngineOptions(context=512)) as engine:
+        loaded = LoadedChat(Chat(engine), 0.0, Deployed())  # type: ignore[arg-type]
+        talk = conversation._Talk(loaded, SamplingParams(temperature=0), 2, ())
+        if lost:
+            with pytest.raises(WorkerError, match="device b is gone"):
+                talk.run()
+        else:
+            assert talk.run() == 0
 
 
 def test_interrupts_in_a_row_do_not_end_the_program(open_chat: Open) -> None:
