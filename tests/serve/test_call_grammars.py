@@ -225,6 +225,40 @@ def test_alternatives_keep_what_stands_beside_them() -> None:
             constraint(BY_NAME[name], FunctionUse([twice], "required"))
 
 
+CLOSED: dict[str, Any] = {"properties": {"x": {"enum": ["a"]}}, "additionalProperties": False}
+WIDE: dict[str, Any] = {"properties": {"y": {"enum": ["b"]}}}
+
+
+@pytest.mark.parametrize("more", [False, {"type": "string"}])
+@pytest.mark.parametrize("is_swapped", [False, True])
+@pytest.mark.parametrize("name", ["gemma", "lfm2"])
+def test_closed_part_of_a_schema_is_not_opened_by_its_sibling(name: str, is_swapped: bool, more: Any) -> None:
+    """No value with the sibling's property is allowed, and such grammars cannot be written."""
+    parts = [{**CLOSED, "additionalProperties": more}, WIDE]
+    for schema in (
+        {"type": "object", "allOf": parts[::-1] if is_swapped else parts},
+        {"type": "object", **parts[is_swapped], "allOf": [parts[not is_swapped]]},
+        {"type": "object", **parts[is_swapped], "anyOf": [parts[not is_swapped]]},
+    ):
+        function = Function("f", "", {"properties": {"o": schema}})
+        with pytest.raises(BadRequest, match="the tool 'f', property o: properties with additionalProperties"):
+            constraint(BY_NAME[name], FunctionUse([function], "required"))
+
+
+@pytest.mark.parametrize("is_swapped", [False, True])
+@pytest.mark.parametrize("name", ["gemma", "lfm2"])
+def test_properties_that_either_part_requires_are_required(name: str, is_swapped: bool) -> None:
+    parts: list[dict[str, Any]] = [{"properties": {key: {"enum": ["a"]}}, "required": [key]} for key in "xy"]
+    function = Function(
+        "f", "", {"properties": {"o": {"type": "object", "allOf": parts[::-1] if is_swapped else parts}}}
+    )
+    grammar = constraint(BY_NAME[name], FunctionUse([function], "required"))
+    both = dict.fromkeys("yx" if is_swapped else "xy", "a")
+    assert accepts(grammar, written_calls(BY_NAME[name], [("f", {"o": both})]))
+    for key in "xy":
+        assert not accepts(grammar, written_calls(BY_NAME[name], [("f", {"o": {key: "a"}})])), key
+
+
 def test_another_key_may_begin_like_a_property() -> None:
     inner = {"type": "object", "properties": {"city": {"enum": ["Rome"]}}, "additionalProperties": {"type": "string"}}
     function = Function("f", "", {**inner, "properties": {"city": {"enum": ["Rome"]}, "inner": inner}})

@@ -292,3 +292,20 @@ def test_weights_of_other_types_stay_in_the_model(tmp_path: Path) -> None:
     lean = load_lean(path, 64)
     assert not lean.places
     assert lean.file.model.graph.initializer[0].raw_data == bytes(800)
+
+
+@pytest.mark.parametrize("n_bytes", [0, 64, 396, 399, 401, 404, 800])
+def test_a_weight_with_another_number_of_bytes_than_its_values_is_refused(tmp_path: Path, n_bytes: int) -> None:
+    weight = helper.make_tensor("w", TensorProto.FLOAT, [100], bytes(400), raw=True)
+    node = helper.make_node("Identity", ["w"], ["y"])
+    output = helper.make_tensor_value_info("y", TensorProto.FLOAT, [100])
+    model = helper.make_model(helper.make_graph([node], "g", [], [output], [weight]))
+    path = tmp_path / "m.onnx"
+    onnx.save(model, path)
+    [place] = load_lean(path, 64).places.values()
+    assert (place.n_bytes, place.shape) == (400, (100,))
+    model.graph.initializer[0].raw_data = bytes(n_bytes)
+    onnx.save(model, path)
+    words = f"'w' needs 400 bytes; the file has {n_bytes}" if n_bytes >= 64 else "is not a valid ONNX model"
+    with pytest.raises(ModelFileError, match=words):
+        load_lean(path, 64)
