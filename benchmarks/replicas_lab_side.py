@@ -180,11 +180,10 @@ async def steady(server: Server, n: int, window_s: float = _WINDOW_S) -> Steady:
         while end_s - begin_s < window_s or min(count(own.at, begin_s, end_s) for own in heard) < _LEAST:
             await check(tasks)
             end_s = time.perf_counter()
-        slots = (await status_of(server))["slots"]
-        return Steady(
-            sum(rate([at for at in own.at if begin_s <= at <= end_s]) for own in heard),
-            Counter(slot.get("replica", 0) for slot in slots if slot["is_processing"]),
-        )
+        per_s = sum(rate([at for at in own.at if begin_s <= at <= end_s]) for own in heard)
+        while len(slots := (await status_of(server))["slots"]) < n:  # in long steps the status may be the last one
+            await check(tasks)
+        return Steady(per_s, Counter(slot.get("replica", 0) for slot in slots))
     finally:
         for task in tasks:
             task.cancel()
