@@ -96,7 +96,7 @@ def divided(*token_s: tuple[float, ...], rounds: int = 3, tokens: int = 12) -> l
     dispatcher, clocks = Dispatcher(), [Clock() for _ in token_s]
     for clock in clocks:
         there = replica(1.0, 1.0)
-        there.process.about["sequences"] = 8
+        there.process.about = {"sequences": 8}
         there.process.answers.speeds = Speeds(clock)
         dispatcher.replicas.append(there)
     result: list[int] = []
